@@ -1,18 +1,25 @@
-//! Listening and resolving: the options of ids, and the local address of a connection.
+//! Listening, resolving and connect requests through the connection manager: the options of ids, and the local address
+//! of a connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::core::{Verbs, milliseconds_to};
+use super::NAME;
+use super::capabilities::{max_datagram, port_attr};
+use super::channel::NewCmId;
 use super::entry::{IdEntry, IdState};
 use super::ffi::{RawAddress, local_addresses, scoped_for};
+use super::hub::{DeviceHub, milliseconds_to};
 use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
-use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, Source};
+use crate::caps::Features;
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, ReadDepth, Source};
 use crate::error::{Result, TransportError};
+use crate::provider::DeviceId;
+use crate::slab::Key;
 
-impl Verbs {
+impl DeviceHub {
     pub(super) fn listen_for(&mut self, service: Service, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         let listen = |error| match error {
             TransportError::Io { source, .. } => TransportError::Listen { address, source },
@@ -117,11 +124,114 @@ impl Verbs {
         self.connector.wake();
         Ok(CmId(key))
     }
+
+    /// Creates an id for datagrams that is bound to `address`. Returns the id, its device, and the length of the largest datagram that its
+    /// port can send, in bytes.
+    pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
+        let raw = RawId::create(self.manager()?, Service::Datagram)?;
+        raw.bind(&RawAddress::new(address)).map_err(|error| match error {
+            TransportError::Io { source, .. } => TransportError::Listen { address, source },
+            other => other,
+        })?;
+        if raw.context().is_null() {
+            let reason = format!("{} is not on an RDMA device: datagrams need the address of a device", address.ip());
+            return Err(TransportError::NoDevice { reason });
+        }
+        let port = raw.port();
+        let key = self.add(IdEntry::new(Arc::new(raw), IdState::Bound));
+        let assigned = self.assign_device(key).and_then(|device| {
+            let entry = &self.devices[device.0 as usize];
+            if !entry.info.capabilities.features.contains(Features::DATAGRAMS) {
+                return Err(TransportError::Unsupported { provider: NAME, feature: "datagrams on this device" });
+            }
+            Ok((device, max_datagram(&port_attr(entry.live()?.context(), port)?)))
+        });
+        match assigned {
+            Ok((device, max)) => Ok((CmId(key), device, max)),
+            Err(error) => {
+                self.discard(key);
+                Err(error)
+            }
+        }
+    }
+
+    /// Creates an id for datagrams, and starts to resolve `peer`.
+    pub(super) fn resolve_datagrams(
+        &mut self,
+        peer: SocketAddr,
+        from: Option<SocketAddr>,
+        deadline: Instant,
+    ) -> Result<CmId> {
+        let raw = RawId::create(self.manager()?, Service::Datagram)?;
+        if let Some(from) = from {
+            raw.bind(&RawAddress::new(from))?;
+        }
+        self.resolve_on(raw, peer, deadline)
+    }
+
+    pub(super) fn address_resolved(&mut self, key: Key, now: Instant) {
+        let Some(id) = self.ids.get(key).filter(|id| id.state == IdState::Resolving) else { return };
+        let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
+        let timeout = milliseconds_to(deadline, Some(now));
+        // True if the id is to join a multicast group. Such an id must not resolve a route before it joins.
+        let is_group =
+            raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
+        let routed = self.assign_device(key).and_then(|device| {
+            self.check_port(Some(device), raw.port())?;
+            if is_group {
+                if let Some(id) = self.ids.get_mut(key) {
+                    id.state = IdState::Resolved;
+                }
+                self.push(key, CmEventKind::Resolved { device });
+                return Ok(());
+            }
+            raw.resolve_route(timeout)
+        });
+        if let Err(error) = routed {
+            if let Some(id) = self.ids.get_mut(key) {
+                id.state = IdState::Closed;
+            }
+            self.push(key, CmEventKind::ConnectFailed(ConnectFailure::System(error.to_string())));
+        }
+    }
+
+    pub(super) fn connect_request(
+        &mut self,
+        listener: Key,
+        request: &NewCmId,
+        private_data: Box<[u8]>,
+        read_depth: ReadDepth,
+        now: Instant,
+    ) {
+        let Ok(manager) = self.manager().cloned() else { return };
+        // SAFETY: the event has delivered a new id, which nothing else owns.
+        let raw = unsafe { RawId::from_raw(request.id, &manager) };
+        let Some(listening) = self.ids.get(listener).filter(|id| id.state == IdState::Listening) else {
+            // The program has destroyed the listener. Dropping the id of the connect request refuses the peer.
+            return;
+        };
+        // The kernel does not apply the listener's options to the ids of its connect requests, so set the options here.
+        set_path(&raw, listening.inherited.0, listening.inherited.1);
+        let Some(peer) = raw.peer_address() else { return };
+        let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
+        id.read_depth = read_depth;
+        let key = self.add(id);
+        match self.assign_device(key) {
+            Ok(device) => {
+                let listener = CmId(listener);
+                self.push(key, CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth });
+            }
+            Err(error) => {
+                peer_log!(self.log_limit, now, Refused, Warn, peer, "{peer} is refused: {error}");
+                self.discard(key);
+            }
+        }
+    }
 }
 
 /// Sets the type of service and the ack timeout of a connection. Logs an option that the kernel does not support, or does not support for
 /// this kind of id.
-pub(super) fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
+fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
     if let Some(value) = type_of_service {
         if let Err(error) = raw.set_type_of_service(value) {
             local_log!(Info, "the type of service {value:#x} is ignored: {error}");

@@ -74,6 +74,11 @@ impl Device {
             .ok_or_else(|| TransportError::NoDevice { reason: format!("{} was removed", self.info.name) })
     }
 
+    /// Returns true if the device was removed, no id is on it any more, and it was not closed yet.
+    pub(super) fn is_unused(&self) -> bool {
+        self.removed && self.ids == 0 && self.raw.is_some()
+    }
+
     /// Records that a port is down, or that it is up.
     pub(super) fn set_down(&mut self, port: u8, down: bool) {
         match self.ports.iter_mut().find(|known| known.0 == port) {

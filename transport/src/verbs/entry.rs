@@ -118,6 +118,11 @@ impl IdEntry {
         }
     }
 
+    /// Returns the device in whose count of ids this id is. The provider's private ids are not counted.
+    pub(super) fn device_in_use(&self) -> Option<DeviceId> {
+        self.device.filter(|_| self.state != IdState::WatchingDevice)
+    }
+
     pub(super) fn stream(&self) -> Option<&ExchangeStream> {
         match &self.exchange {
             Some(ExchangeSocket::Stream(stream)) => Some(stream),

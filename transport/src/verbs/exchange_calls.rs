@@ -1,17 +1,18 @@
 //! Connections by out-of-band exchange: the calls of the program. `exchange_events` processes the messages of peers.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::NAME;
 use super::capabilities::{Limits, port_attr, state_of};
-use super::core::{CachedPortGid, STALE_ID, Verbs};
+use super::core::{CachedPortGid, Verbs};
 use super::entry::{ExchangeSocket, IdEntry, IdState};
 use super::exchange_socket::{DetachedStream, ExchangeListener, ExchangeStream, adopt};
 use super::ffi::scoped_for;
 use super::gid::{self, PortGid};
+use super::hub::STALE_ID;
 use super::id::{ConnectOffer, RawId};
 use super::status::connect_failure;
 use super::transitions::{self, Negotiated};
@@ -48,9 +49,10 @@ impl Verbs {
         let listening = ExchangeListener::open(address, options, exchange).map_err(listen)?;
         let mut id = IdEntry::new(Arc::new(RawId::for_exchange(0, listening.address(), None)), IdState::Listening);
         id.exchange = Some(ExchangeSocket::Listener(Box::new(listening)));
-        let key = self.add(id);
-        let registry = self.event_set.poll.registry();
+        let key = self.hub.add(id);
+        let registry = self.hub.event_set.poll.registry();
         let watched = self
+            .hub
             .ids
             .get_mut(key)
             .and_then(IdEntry::listener_mut)
@@ -64,17 +66,26 @@ impl Verbs {
 
     /// Passes a stream, which the program has accepted itself, to a listener, as if the listener had accepted it.
     pub(super) fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
-        let listening = self.id_mut(listener)?;
+        let listening = self.hub.id_mut(listener)?;
         if listening.listener_mut().is_none() {
             return Err(TransportError::InvalidState { call: "accept_stream", state: listening.state.name() });
         }
         let socket = adopt(stream)?;
         let arrived = self.add_newcomer(ExchangeStream::passive(socket, listener.0), now);
-        self.connector.wake();
+        self.hub.connector.wake();
         arrived.map_err(|source| TransportError::io("watching a stream", source))
     }
 
     // Functions that connect.
+
+    /// Searches the GID tables for the device that has an address. Used if there is no connection manager.
+    pub(super) fn device_at_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
+        let options = ExchangeOptions::default();
+        let port_gid = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
+        let device = self.hub.device_of_port(&port_gid)?;
+        self.hub.check_port(Some(device), port_gid.port)?;
+        Ok(device)
+    }
 
     /// Returns the port and the GID of a connection whose stream has the local address `source`. Looks in the cache
     /// first.
@@ -96,7 +107,7 @@ impl Verbs {
     /// Returns an error if the port is down. In this case, forgets the results of searches that have found it: the next search may find
     /// another port of the device.
     pub(super) fn check_found_port(&mut self, device: DeviceId, port_gid: &PortGid) -> Result<()> {
-        let checked = self.check_port(Some(device), port_gid.port);
+        let checked = self.hub.check_port(Some(device), port_gid.port);
         if checked.is_err() {
             self.exchanges.port_gids.retain(|known| known.2 != *port_gid);
         }
@@ -135,7 +146,7 @@ impl Verbs {
             local
         });
         let port_gid = self.port_gid_for(source, &exchange)?;
-        let device = self.device_of_port(&port_gid)?;
+        let device = self.hub.device_of_port(&port_gid)?;
         self.check_found_port(device, &port_gid)?;
         let peer = stream.to.or_else(|| stream.peer_address());
         let mut id = IdEntry::new(Arc::new(RawId::for_exchange(port_gid.port, local, peer)), IdState::Resolved);
@@ -143,18 +154,18 @@ impl Verbs {
         (stream.type_of_service, stream.ack_timeout, stream.port_gid) =
             (path.type_of_service, path.ack_timeout, Some(port_gid));
         id.exchange = Some(ExchangeSocket::Stream(Box::new(stream)));
-        let key = self.add(id);
+        let key = self.hub.add(id);
         self.set_exchange_device(key, device);
         self.set_deadline(key, Some(deadline));
-        self.push(key, CmEventKind::Resolved { device });
-        self.connector.wake();
+        self.hub.push(key, CmEventKind::Resolved { device });
+        self.hub.connector.wake();
         Ok(CmId(key))
     }
 
     /// Records that an id that connects by out-of-band exchange is on `device`.
     pub(super) fn set_exchange_device(&mut self, key: Key, device: DeviceId) {
-        let entry = &mut self.devices[device.0 as usize];
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let entry = &mut self.hub.devices[device.0 as usize];
+        let Some(id) = self.hub.ids.get_mut(key) else { return };
         if let Some(open) = &entry.raw {
             id.raw.set_device(open);
         }
@@ -169,12 +180,12 @@ impl Verbs {
         if let Some(entropy) = &mut self.exchanges.entropy {
             entropy(&mut octets);
         }
-        let entry = self.id(id)?;
+        let entry = self.hub.id(id)?;
         let (Some(stream), Some(qp), Some(device)) = (entry.stream(), &entry.qp, entry.device) else {
             return Err(STALE_ID);
         };
         let Some(port_gid) = &stream.port_gid else { return Err(STALE_ID) };
-        let open = self.devices[device.0 as usize].live()?;
+        let open = self.hub.devices[device.0 as usize].live()?;
         let port = port_attr(open.context(), port_gid.port)?;
         if let (Network::InfiniBand, Err(state)) = (port_gid.network, state_of(&port)) {
             let reason = format!("port {} of {} is {state}; `rdma link` shows it", port_gid.port, open.name);
@@ -199,8 +210,8 @@ impl Verbs {
 
     pub(super) fn connect_by_exchange(&mut self, id: CmId, offer: &ConnectOffer, min_rnr_timer: u8) -> Result<()> {
         let own = self.endpoint(id, offer)?;
-        let registry = self.event_set.poll.registry();
-        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        let registry = self.hub.event_set.poll.registry();
+        let entry = self.hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
         entry.min_rnr_timer = min_rnr_timer;
         entry.state = IdState::Connecting;
         let Some(stream) = entry.stream_mut() else { return Err(STALE_ID) };
@@ -208,7 +219,7 @@ impl Verbs {
         stream.conversation.request(own, &offer.private_data);
         if let Err(error) = stream.open(registry, id.0) {
             self.fail_attempt(id.0, connect_failure(&error));
-            self.connector.wake();
+            self.hub.connector.wake();
         }
         Ok(())
     }
@@ -235,9 +246,9 @@ impl Verbs {
 
     /// Moves the queue pair through RTR to RTS, so that it can receive and send. Returns the negotiated attributes.
     pub(super) fn connect_qp(&mut self, key: Key, own: &Endpoint, peer: &Endpoint, asks: bool) -> Result<Negotiated> {
-        let entry = self.ids.get_mut(key).ok_or(STALE_ID)?;
+        let entry = self.hub.ids.get_mut(key).ok_or(STALE_ID)?;
         let device = entry.device.ok_or(STALE_ID)?;
-        let agreed = Self::agreed(entry, &self.devices[device.0 as usize].limits, own, peer, asks);
+        let agreed = Self::agreed(entry, &self.hub.devices[device.0 as usize].limits, own, peer, asks);
         let Some(port_gid) = entry.stream().and_then(|stream| stream.port_gid.as_ref()) else { return Err(STALE_ID) };
         entry.raw.modify(transitions::ready_to_receive(port_gid, peer, &agreed))?;
         entry.raw.modify(transitions::ready_to_send(own.psn, peer, &agreed))?;
@@ -253,7 +264,7 @@ impl Verbs {
         now: Instant,
     ) -> Result<()> {
         let mut own = self.endpoint(id, offer)?;
-        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        let entry = self.hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
         entry.min_rnr_timer = min_rnr_timer;
         let Some(peer) = entry.stream().and_then(|stream| stream.peer) else { return Err(STALE_ID) };
         if entry.stream().is_some_and(|stream| stream.ack_timeout.is_none()) {
@@ -264,7 +275,7 @@ impl Verbs {
         // proposed.
         (own.mtu, own.traffic_class, own.retry_count) = (agreed.mtu, agreed.traffic_class, agreed.retry_count);
         self.request_answered(id.0);
-        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        let entry = self.hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
         entry.state = IdState::Accepting;
         if let Some(stream) = entry.stream_mut() {
             stream.own = Some(own);
@@ -279,7 +290,7 @@ impl Verbs {
 
     /// Refuses a request: sends the refusal to the peer, and destroys the id of the request.
     pub(super) fn refuse_exchange(&mut self, key: Key, refusal: ExchangeRefusal, private_data: &[u8]) {
-        if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
+        if let Some(stream) = self.hub.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.conversation.refuse(refusal, private_data);
         }
         self.discard(key);
@@ -288,7 +299,7 @@ impl Verbs {
     // Functions that end connections.
 
     pub(super) fn disconnect_exchange(&mut self, id: CmId) -> Result<()> {
-        let entry = self.id_mut(id)?;
+        let entry = self.hub.id_mut(id)?;
         match entry.state {
             IdState::Disconnecting { .. } => return Ok(()),
             IdState::Listening => {
@@ -299,7 +310,7 @@ impl Verbs {
         if entry.state == IdState::RequestReceived {
             self.request_answered(id.0);
         }
-        let entry = self.id_mut(id)?;
+        let entry = self.hub.id_mut(id)?;
         let was = std::mem::replace(&mut entry.state, IdState::Disconnecting { flush_at: None });
         // Flush the queue pair before the message Goodbye is sent. The flush loses no message whose send has completed: such a message has
         // reached the peer, and its completion is in the peer's completion queue before Goodbye arrives.
@@ -321,7 +332,7 @@ impl Verbs {
 
     /// Closes the socket of an id, after the caller has removed the id from the table and destroyed its queue pair.
     pub(super) fn close_exchange(&mut self, key: Key, state: IdState, exchange: ExchangeSocket) {
-        let registry = self.event_set.poll.registry();
+        let registry = self.hub.event_set.poll.registry();
         match exchange {
             ExchangeSocket::Listener(listening) => {
                 if let Some(due) = listening.deadline {
@@ -338,7 +349,7 @@ impl Verbs {
                 }
                 let listening = stream.listener.filter(|_| state == IdState::RequestReceived);
                 if let Some(listening) =
-                    listening.and_then(|listening| self.ids.get_mut(listening)).and_then(IdEntry::listener_mut)
+                    listening.and_then(|listening| self.hub.ids.get_mut(listening)).and_then(IdEntry::listener_mut)
                 {
                     listening.waiting = listening.waiting.saturating_sub(1);
                 }
@@ -348,29 +359,29 @@ impl Verbs {
 
     /// Ends a connection attempt with the event `ConnectFailed`.
     pub(super) fn fail_attempt(&mut self, key: Key, failure: ConnectFailure) {
-        let registry = self.event_set.poll.registry();
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let registry = self.hub.event_set.poll.registry();
+        let Some(id) = self.hub.ids.get_mut(key) else { return };
         id.state = IdState::Closed;
         if let Some(stream) = id.stream_mut() {
             stream.close(registry);
         }
         self.set_deadline(key, None);
-        self.push(key, CmEventKind::ConnectFailed(failure));
+        self.hub.push(key, CmEventKind::ConnectFailed(failure));
     }
 
     // Functions that move connect requests to another provider.
 
     /// Detaches a connect request together with its stream, for another provider.
     pub(super) fn detach_stream(&mut self, id: CmId) -> Result<Detached> {
-        let entry = self.id_mut(id)?;
+        let entry = self.hub.id_mut(id)?;
         let Some(peer) = entry.raw.peer_address() else { return Err(STALE_ID) };
         let read_depth = entry.read_depth;
         self.request_answered(id.0);
         self.set_deadline(id.0, None);
-        let Some(ExchangeSocket::Stream(mut stream)) = self.id_mut(id)?.exchange.take() else {
+        let Some(ExchangeSocket::Stream(mut stream)) = self.hub.id_mut(id)?.exchange.take() else {
             return Err(STALE_ID);
         };
-        stream.forget(self.event_set.poll.registry());
+        stream.forget(self.hub.event_set.poll.registry());
         stream.listener = None;
         self.discard(id.0);
         Ok(Detached::new(NAME, DetachedStream { stream: Some(stream), peer, read_depth }))
@@ -381,16 +392,17 @@ impl Verbs {
         let Some(port_gid) = moving.stream.as_ref().and_then(|stream| stream.port_gid.clone()) else {
             return Err(STALE_ID);
         };
-        let device = self.device_of_port(&port_gid)?;
+        let device = self.hub.device_of_port(&port_gid)?;
         let Some(stream) = moving.stream.take() else { return Err(STALE_ID) };
         let raw = RawId::for_exchange(port_gid.port, stream.local_address(), Some(moving.peer));
         let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
         id.read_depth = moving.read_depth;
         id.exchange = Some(ExchangeSocket::Stream(stream));
-        let key = self.add(id);
+        let key = self.hub.add(id);
         self.set_exchange_device(key, device);
-        let registry = self.event_set.poll.registry();
-        let watched = self.ids.get(key).and_then(IdEntry::stream).map_or(Ok(()), |stream| stream.watch(registry, key));
+        let registry = self.hub.event_set.poll.registry();
+        let watched =
+            self.hub.ids.get(key).and_then(IdEntry::stream).map_or(Ok(()), |stream| stream.watch(registry, key));
         if let Err(error) = watched {
             self.discard(key);
             return Err(TransportError::io("watching a stream", error));

@@ -38,7 +38,7 @@ pub(super) const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 impl Verbs {
     /// Processes input on an id's listening socket or stream, which epoll has reported as ready.
     pub(super) fn stream_ready(&mut self, key: Key, now: Instant) {
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(id) = self.hub.ids.get_mut(key) else { return };
         match &id.exchange {
             Some(ExchangeSocket::Listener(_)) => self.accept_streams(key, now),
             Some(ExchangeSocket::Stream(_)) => self.read_stream(key),
@@ -50,7 +50,7 @@ impl Verbs {
 
     fn accept_streams(&mut self, key: Key, now: Instant) {
         for _ in 0..MAX_ACCEPTS {
-            let Some(listening) = self.ids.get_mut(key).and_then(IdEntry::listener_mut) else { return };
+            let Some(listening) = self.hub.ids.get_mut(key).and_then(IdEntry::listener_mut) else { return };
             if listening.deadline.is_some_and(|until| now < until) {
                 return;
             }
@@ -68,7 +68,7 @@ impl Verbs {
                     ) =>
                 {
                     peer_log!(
-                        self.log_limit,
+                        self.hub.log_limit,
                         now,
                         NotAccepting,
                         Warn,
@@ -101,10 +101,10 @@ impl Verbs {
         let raw = RawId::for_exchange(0, stream.local_address(), stream.peer_address());
         let mut id = IdEntry::new(Arc::new(raw), IdState::AwaitingRequest);
         id.exchange = Some(ExchangeSocket::Stream(Box::new(stream)));
-        let key = self.add(id);
+        let key = self.hub.add(id);
         let ticket = self.exchanges.newcomers.add(key, host, now);
-        let registry = self.event_set.poll.registry();
-        let watched = self.ids.get_mut(key).and_then(IdEntry::stream_mut).map_or(Ok(()), |stream| {
+        let registry = self.hub.event_set.poll.registry();
+        let watched = self.hub.ids.get_mut(key).and_then(IdEntry::stream_mut).map_or(Ok(()), |stream| {
             stream.ticket = Some(ticket);
             stream.watch(registry, key)
         });
@@ -122,7 +122,7 @@ impl Verbs {
         // The loop always ends, because the protocol allows only a few messages on a stream. A message beyond these is
         // a violation, which ends the stream.
         loop {
-            let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
+            let Some(stream) = self.hub.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
             if let Err(error) = stream.flush() {
                 self.stream_ended(key, &error);
                 return;
@@ -150,7 +150,7 @@ impl Verbs {
     }
 
     fn requested(&mut self, key: Key, peer: Endpoint, private_data: Box<[u8]>) {
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(id) = self.hub.ids.get_mut(key) else { return };
         let Some(stream) = id.stream_mut() else { return };
         let (ticket, listening) = (stream.ticket.take(), stream.listener);
         stream.peer = Some(peer);
@@ -164,7 +164,7 @@ impl Verbs {
         self.set_deadline(key, None);
         // If the listener was destroyed, close the stream. The program is not notified of this request.
         let Some(listener) = listening else { return self.discard(key) };
-        let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
+        let Some(listening) = self.hub.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
             return self.discard(key);
         };
         let is_full = listening.waiting >= listening.options.backlog.max(1);
@@ -192,18 +192,18 @@ impl Verbs {
             responder_resources: peer.initiator_depth.into(),
             initiator_depth: peer.responder_resources.into(),
         };
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(id) = self.hub.ids.get_mut(key) else { return };
         id.raw = Arc::new(RawId::for_exchange(port_gid.port, local, Some(from)));
         (id.state, id.read_depth) = (IdState::RequestReceived, read_depth);
         if let Some(stream) = id.stream_mut() {
             (stream.port_gid, stream.ack_timeout) = (Some(port_gid), ack_timeout);
         }
         self.set_exchange_device(key, device);
-        if let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) {
+        if let Some(listening) = self.hub.ids.get_mut(listener).and_then(IdEntry::listener_mut) {
             listening.waiting += 1;
         }
         let listener = CmId(listener);
-        self.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
+        self.hub.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
     }
 
     /// Returns the port, the GID and the device for a connect request whose stream has the local address `source`. Fails if the port is
@@ -213,7 +213,7 @@ impl Verbs {
         source: Option<SocketAddr>,
         options: &ExchangeOptions,
     ) -> Result<(PortGid, DeviceId)> {
-        let now = self.now;
+        let now = self.hub.now;
         let failed = &mut self.exchanges.failed_searches;
         failed.retain(|(.., until)| now.is_some_and(|now| now < *until));
         if failed.iter().any(|(of, with, _)| *of == source && with == options) {
@@ -221,7 +221,7 @@ impl Verbs {
             return Err(TransportError::NoDevice { reason });
         }
         let found = self.port_gid_for(source, options).and_then(|port_gid| {
-            let device = self.device_of_port(&port_gid)?;
+            let device = self.hub.device_of_port(&port_gid)?;
             self.check_found_port(device, &port_gid)?;
             Ok((port_gid, device))
         });
@@ -237,16 +237,17 @@ impl Verbs {
 
     /// Decrements the number of requests that wait at the listener, because the program has answered one.
     pub(super) fn request_answered(&mut self, key: Key) {
-        let listener = self.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
+        let listener =
+            self.hub.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
         if let Some(listening) =
-            listener.and_then(|listener| self.ids.get_mut(listener)).and_then(IdEntry::listener_mut)
+            listener.and_then(|listener| self.hub.ids.get_mut(listener)).and_then(IdEntry::listener_mut)
         {
             listening.waiting = listening.waiting.saturating_sub(1);
         }
     }
 
     fn accepted(&mut self, key: Key, peer: &Endpoint, private_data: Box<[u8]>) {
-        let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Connecting) else { return };
+        let Some(id) = self.hub.ids.get_mut(key).filter(|id| id.state == IdState::Connecting) else { return };
         let Some(stream) = id.stream_mut() else { return };
         let Some(own) = stream.own else { return };
         if own.network != peer.network {
@@ -255,7 +256,7 @@ impl Verbs {
         }
         match self.connect_qp(key, &own, peer, true) {
             Ok(agreed) => {
-                let Some(id) = self.ids.get_mut(key) else { return };
+                let Some(id) = self.hub.ids.get_mut(key) else { return };
                 id.state = IdState::Established;
                 if let Some(stream) = id.stream_mut() {
                     // Only queues the message Ready. It is sent when epoll reports that the stream is writable.
@@ -263,7 +264,7 @@ impl Verbs {
                 }
                 self.set_deadline(key, None);
                 let read_depth = agreed.read_depth;
-                self.push(key, CmEventKind::Established { private_data, read_depth });
+                self.hub.push(key, CmEventKind::Established { private_data, read_depth });
             }
             Err(error) => {
                 let why = format!("the device refuses the peer's queue pair: {error}");
@@ -273,16 +274,16 @@ impl Verbs {
     }
 
     fn refused(&mut self, key: Key, refusal: ExchangeRefusal, private_data: Box<[u8]>) {
-        if self.ids.get(key).is_none_or(|id| id.state != IdState::Connecting) {
+        if self.hub.ids.get(key).is_none_or(|id| id.state != IdState::Connecting) {
             return;
         }
         match refusal {
             ExchangeRefusal::Program => {
-                if let Some(id) = self.ids.get_mut(key) {
+                if let Some(id) = self.hub.ids.get_mut(key) {
                     id.state = IdState::Closed;
                 }
                 self.set_deadline(key, None);
-                self.push(key, CmEventKind::Rejected { private_data });
+                self.hub.push(key, CmEventKind::Rejected { private_data });
             }
             other => self.fail_attempt(key, ConnectFailure::Protocol(other.reason().into())),
         }
@@ -290,29 +291,29 @@ impl Verbs {
 
     /// Processes the peer's message Ready: establishes the connection, which the program has accepted before.
     fn peer_ready(&mut self, key: Key) {
-        let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
+        let Some(id) = self.hub.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
         id.state = IdState::Established;
         let read_depth = id.read_depth;
         self.set_deadline(key, None);
-        self.push(key, CmEventKind::Established { private_data: Box::default(), read_depth });
+        self.hub.push(key, CmEventKind::Established { private_data: Box::default(), read_depth });
     }
 
     fn violated(&mut self, key: Key, what: &'static str) {
-        let Some(id) = self.ids.get(key) else { return };
+        let Some(id) = self.hub.ids.get(key) else { return };
         log::debug!("the peer of an exchange that is {}: {what}", id.state.name());
         match id.state {
             IdState::Connecting => self.fail_attempt(key, ConnectFailure::Protocol(what.into())),
             IdState::Established => {
                 self.close_stream(key);
-                self.disconnected(key, DisconnectCause::PeerViolation(what.into()));
+                self.hub.disconnected(key, DisconnectCause::PeerViolation(what.into()));
             }
             _ => self.stream_ended(key, &io::ErrorKind::InvalidData.into()),
         }
     }
 
     fn close_stream(&mut self, key: Key) {
-        let registry = self.event_set.poll.registry();
-        if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
+        let registry = self.hub.event_set.poll.registry();
+        if let Some(stream) = self.hub.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.forget(registry);
             stream.shut_down();
         }
@@ -320,7 +321,7 @@ impl Verbs {
 
     /// Processes the end of a stream: the peer has sent Goodbye, or the stream has ended or failed.
     fn stream_ended(&mut self, key: Key, error: &io::Error) {
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(id) = self.hub.ids.get_mut(key) else { return };
         let state = id.state;
         self.set_deadline(key, None);
         match state {
@@ -332,14 +333,14 @@ impl Verbs {
                 // returns an error, so no event is necessary.
                 self.request_answered(key);
                 self.close_stream(key);
-                if let Some(id) = self.ids.get_mut(key) {
+                if let Some(id) = self.hub.ids.get_mut(key) {
                     id.state = IdState::Closed;
                 }
             }
-            IdState::Established => self.disconnected(key, DisconnectCause::Peer),
+            IdState::Established => self.hub.disconnected(key, DisconnectCause::Peer),
             IdState::Disconnecting { .. } => {
                 self.close_stream(key);
-                self.disconnected(key, DisconnectCause::Local);
+                self.hub.disconnected(key, DisconnectCause::Local);
             }
             _ => {}
         }
@@ -350,7 +351,7 @@ impl Verbs {
     /// Sets or removes the deadline of an id. The deadline of a stream is the time by which the peer's next message
     /// must arrive. The deadline of a listener is the end of its pause.
     pub(super) fn set_deadline(&mut self, key: Key, until: Option<Instant>) {
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(id) = self.hub.ids.get_mut(key) else { return };
         let due = match &mut id.exchange {
             Some(ExchangeSocket::Listener(listening)) => &mut listening.deadline,
             Some(ExchangeSocket::Stream(stream)) => &mut stream.deadline,
@@ -373,13 +374,13 @@ impl Verbs {
     pub(super) fn exchanges_overdue(&mut self, now: Instant) {
         while let Some(&(until, key)) = self.exchanges.deadlines.first().filter(|due| due.0 <= now) {
             self.exchanges.deadlines.remove(&(until, key));
-            let Some(id) = self.ids.get_mut(key) else { continue };
+            let Some(id) = self.hub.ids.get_mut(key) else { continue };
             if let Some(listening) = id.listener_mut() {
                 listening.deadline = None;
-                self.event_set.streams.push_back(key);
+                self.hub.event_set.streams.push_back(key);
             } else {
                 self.set_deadline(key, None);
-                match self.ids.get(key).map(|id| id.state) {
+                match self.hub.ids.get(key).map(|id| id.state) {
                     Some(IdState::AwaitingRequest) => self.discard(key),
                     Some(IdState::Resolved | IdState::Connecting | IdState::Accepting)
                         if !crate::planted("an-exchange-without-an-end") =>
@@ -389,7 +390,7 @@ impl Verbs {
                     _ => continue,
                 }
             }
-            self.connector.wake();
+            self.hub.connector.wake();
         }
     }
 }

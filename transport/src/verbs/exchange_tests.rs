@@ -188,7 +188,7 @@ impl ExchangeTest {
         }
         until("nothing is left", || {
             assert!(self.next().is_none());
-            (self.verbs.ids.len() == listeners).then_some(())
+            (self.verbs.hub.ids.len() == listeners).then_some(())
         });
         assert!(self.verbs.exchanges.newcomers.is_empty() && self.verbs.exchanges.deadlines.is_empty());
     }
@@ -263,7 +263,7 @@ fn the_port_of_a_named_device_is_that_of_the_address() {
 #[test]
 fn a_named_device_is_used_through_an_active_port() {
     fn port(world: &ExchangeTest, id: CmId) -> u8 {
-        world.verbs.id(id).unwrap().raw.port()
+        world.verbs.hub.id(id).unwrap().raw.port()
     }
     let mut world = ExchangeTest::new();
     let set_states = |world: &ExchangeTest, states: [&str; 2]| {
@@ -645,7 +645,7 @@ fn a_call_returns_although_sockets_are_ready() {
     }
     assert!(world.next().is_none());
     // From here on, each poll reports one socket.
-    world.verbs.event_set.ready = Events::with_capacity(1);
+    world.verbs.hub.event_set.ready = Events::with_capacity(1);
     let mut channel = Poll::new().unwrap();
     let fd = world.verbs.channel(Channel::ConnectionManager).unwrap();
     channel.registry().register(&mut SourceFd(&fd), Token(0), Interest::READABLE).unwrap();
@@ -655,7 +655,7 @@ fn a_call_returns_although_sockets_are_ready() {
     }
     let served = |verbs: &Verbs| {
         let has_input = |stream: &ExchangeStream| stream.conversation.wanted() < HEADER_LEN;
-        verbs.ids.iter().filter(|(_, id)| id.stream().is_some_and(has_input)).count()
+        verbs.hub.ids.iter().filter(|(_, id)| id.stream().is_some_and(has_input)).count()
     };
     let mut calls = 0;
     while served(&world.verbs) < STREAMS {
@@ -777,7 +777,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     drop(client);
     until("the end is noticed", || {
         assert!(world.next().is_none());
-        matches!(world.verbs.id(asked).unwrap().state, super::entry::IdState::Closed).then_some(())
+        matches!(world.verbs.hub.id(asked).unwrap().state, super::entry::IdState::Closed).then_some(())
     });
     let cq = world.verbs.create_cq(device, &CqAttr::new(8)).unwrap();
     assert!(world.verbs.create_qp(asked, &QpAttr::new(cq, cq, 2, 2)).is_err());
@@ -901,7 +901,7 @@ fn requests_are_read_as_the_program_takes_them() {
     for left in (0..REQUESTS).rev() {
         let event = world.next();
         assert!(matches!(event, Some((_, CmEventKind::ConnectRequest { .. }))), "{event:?}");
-        assert_eq!((world.verbs.events.len(), world.verbs.exchanges.newcomers.len()), (0, left));
+        assert_eq!((world.verbs.hub.events.len(), world.verbs.exchanges.newcomers.len()), (0, left));
     }
     drop(peers);
 }

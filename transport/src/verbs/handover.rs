@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use super::NAME;
 use super::channel::EventChannel;
-use super::core::{STALE_ID, Verbs};
+use super::core::Verbs;
 use super::entry::{IdEntry, IdState};
 use super::exchange_socket::DetachedStream;
+use super::hub::STALE_ID;
 use super::id::RawId;
 use crate::cm::{CmId, Detached, ReadDepth};
 use crate::error::{Result, TransportError};
@@ -25,7 +26,7 @@ struct DetachedId {
 
 impl Verbs {
     pub(super) fn detach_request(&mut self, id: CmId) -> Result<Detached> {
-        let entry = self.id_mut(id)?;
+        let entry = self.hub.id_mut(id)?;
         if entry.state != IdState::RequestReceived {
             return Err(TransportError::InvalidState { call: "detach", state: entry.state.name() });
         }
@@ -36,14 +37,12 @@ impl Verbs {
             return self.detach_stream(id);
         }
         let channel = Arc::new(EventChannel::open()?);
-        let entry = self.id_mut(id)?;
+        let entry = self.hub.id_mut(id)?;
         let raw = Arc::get_mut(&mut entry.raw);
         raw.ok_or(TransportError::InvalidState { call: "detach", state: "in use" })?.migrate(&channel)?;
-        let IdEntry { raw, device, read_depth, .. } = self.ids.remove(id.0).ok_or(STALE_ID)?;
-        if let Some(device) = device {
-            self.devices[device.0 as usize].ids -= 1;
-            self.close_if_unused(device);
-        }
+        let IdEntry { raw, device, read_depth, .. } = self.hub.ids.remove(id.0).ok_or(STALE_ID)?;
+        self.hub.leave_device(device);
+        self.settle();
         let id = Arc::into_inner(raw).ok_or(STALE_ID)?;
         Ok(Detached::new(NAME, DetachedId { id, read_depth }))
     }
@@ -57,15 +56,15 @@ impl Verbs {
             provider: NAME,
             feature: "connect requests of other providers",
         })?;
-        id.migrate(self.manager()?)?;
+        id.migrate(self.hub.manager()?)?;
         let mut entry = IdEntry::new(Arc::new(id), IdState::RequestReceived);
         entry.read_depth = read_depth;
-        let key = self.add(entry);
+        let key = self.hub.add(entry);
         // Events that moved with the id have made no edge on this provider's channel, so read the channel without an
         // edge.
-        self.event_set.channel = true;
-        self.connector.wake();
-        match self.assign_device(key) {
+        self.hub.event_set.channel = true;
+        self.hub.connector.wake();
+        match self.hub.assign_device(key) {
             Ok(device) => Ok((CmId(key), device)),
             Err(error) => {
                 self.discard(key);

@@ -19,8 +19,11 @@
 //! | `exchange_socket` | the listener and the stream of a connection by out-of-band exchange, which needs no connection manager |
 //! | `connector` | threads for the calls that block on iWARP |
 //! | `qp`, `entry`, `devices` | entries of the provider's tables: a queue pair, an id, a device |
-//! | `core` | [`Verbs`]: the provider's tables |
-//! | `lifecycle`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | operations of [`Verbs`], by subject |
+//! | `id_events`, `datagram` | the processing of events of an id, and its multicast groups |
+//! | `hub` | `DeviceHub`: the ids, the devices and the events, which all parts share; it does not know the parts |
+//! | `lifecycle`, `port`, `connecting` | operations of the hub: devices of ids, ports that are down, ids of the connection manager |
+//! | `core` | [`Verbs`]: the parts |
+//! | `queues`, `handover`, `retiring` | operations of [`Verbs`], by subject |
 //! | `exchange_calls`, `exchange_events` | connections by out-of-band exchange: the calls of the program, and the input from peers |
 //! | `events` | the reading and processing of events |
 //! | `open` | [`Verbs::open`], and the search for a device by an address |
@@ -91,7 +94,9 @@ pub(crate) mod fake;
 mod ffi;
 mod gid;
 mod handover;
+mod hub;
 mod id;
+mod id_events;
 mod lifecycle;
 mod moderation;
 mod mr;

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::capabilities::port_state;
 use super::channel::EventChannel;
 use super::core::Verbs;
 use super::ffi::{RawAddress, local_addresses};
@@ -15,7 +14,6 @@ use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, is_unreachable};
 use super::sys::{self, ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
 use crate::error::{Result, TransportError};
-use crate::handle::DeviceId;
 use crate::slab::Key;
 
 const NODES: &str = "/dev/infiniband";
@@ -63,7 +61,7 @@ impl Verbs {
     /// can be used.
     #[must_use]
     pub fn rdma_cm_error(&self) -> Option<String> {
-        self.manager().err().map(|error| error.to_string())
+        self.hub.manager().err().map(|error| error.to_string())
     }
 
     /// Checks if an RDMA device reaches the address of `peer`. The call resolves the address and **blocks** for at most `timeout`, so call
@@ -72,7 +70,7 @@ impl Verbs {
     /// # Errors
     /// rdma_cm cannot be used, or the system lacks resources.
     pub fn reaches(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Reach> {
-        self.manager()?;
+        self.hub.manager()?;
         if peer.ip().is_loopback() {
             return Ok(Reach::No { reason: NO_LOOPBACK.into() });
         }
@@ -110,7 +108,7 @@ impl Verbs {
     /// # Errors
     /// rdma_cm cannot be used, or the system lacks resources.
     pub fn serves(&mut self, address: SocketAddr) -> Result<Reach> {
-        self.manager()?;
+        self.hub.manager()?;
         if address.ip().is_unspecified() {
             return self.serves_any();
         }
@@ -128,22 +126,9 @@ impl Verbs {
         if id.context().is_null() {
             return Ok(Reach::No { reason: "the address is not on an RDMA device".into() });
         }
-        Ok(match self.device_up(id)? {
-            Ok(device) => Reach::Yes { device: self.devices[device.0 as usize].info.name.clone() },
+        Ok(match self.hub.device_up(id)? {
+            Ok(device) => Reach::Yes { device: self.hub.devices[device.0 as usize].info.name.clone() },
             Err(reason) => Reach::No { reason },
-        })
-    }
-
-    /// Returns `Ok(Ok(device))` if the port of an id is active. If the port is not active, returns `Ok(Err(reason))`.
-    pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
-        // Open the device in the same way as for a connection, so that the provider is notified of the device's
-        // removal.
-        let device = self.device_of(id)?;
-        let entry = &self.devices[device.0 as usize];
-        let (name, port) = (&entry.info.name, id.port());
-        Ok(match port_state(entry.live()?.context(), port)? {
-            Ok(()) => Ok(device),
-            Err(state) => Err(format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more")),
         })
     }
 

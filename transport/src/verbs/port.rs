@@ -11,14 +11,14 @@
 
 use std::sync::Arc;
 
-use super::core::Verbs;
 use super::device::Driver;
 use super::entry::IdState;
+use super::hub::DeviceHub;
 use super::id::RawId;
 use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 
-impl Verbs {
+impl DeviceHub {
     /// Returns true if the port is down and the device's connection manager uses datagrams. Always false on iWARP, where each id has a TCP
     /// connection instead.
     fn is_down(&mut self, device: DeviceId, port: u8) -> bool {

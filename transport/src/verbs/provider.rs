@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::NAME;
+use super::address::{Address, RawAddressHandle};
 use super::core::{STALE_CQ, STALE_QP, STALE_SRQ, Verbs};
 use super::cq;
+use super::datagram;
 use super::entry::IdState;
 use super::exchange_socket::{ExchangeStream, adopt};
 use super::ffi::QueueName;
@@ -46,7 +48,7 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {
     fn check_access(&self, device: DeviceId, access: Access) -> Result<()> {
-        let features = self.live_device(device)?.info.capabilities.features;
+        let features = self.hub.live_device(device)?.info.capabilities.features;
         if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {
             return Err(TransportError::Unsupported { provider: NAME, feature: "atomic operations on this device" });
         }
@@ -65,18 +67,6 @@ impl Verbs {
     fn add_region(&mut self, (region, local_key, remote_key): (RegisteredRegion, LocalKey, RemoteKey)) -> MemoryRegion {
         MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
     }
-
-    /// Ends the wait for the peer to close the connection: puts the queue pair of the id into the error state. Does
-    /// nothing if the id does not wait for this.
-    pub(super) fn flush_closing(&mut self, id: CmId) {
-        let Ok(entry) = self.id_mut(id) else { return };
-        if let IdState::Disconnecting { flush_at: Some(_) } = entry.state {
-            entry.state = IdState::Disconnecting { flush_at: None };
-            if let Err(error) = entry.raw.flush() {
-                log::debug!("{error}");
-            }
-        }
-    }
 }
 
 // SAFETY: the numbers are those of the contract of [`Provider`]. 1. to 3. By the contract of libibverbs (`ibv_post_send`(3),
@@ -93,17 +83,17 @@ unsafe impl Provider for Verbs {
     }
 
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
-        self.devices.get(device.0 as usize).filter(|device| !device.removed).map(|device| &device.info)
+        self.hub.devices.get(device.0 as usize).filter(|device| !device.removed).map(|device| &device.info)
     }
 
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.device_at_address(address)
+        if self.hub.manager().is_err() { self.device_at_gid(address) } else { self.hub.device_at_address(address) }
     }
 
     fn channel(&self, channel: Channel) -> Result<RawFd> {
         match channel {
-            Channel::ConnectionManager => Ok(self.event_set.poll.as_raw_fd()),
-            Channel::Completions(device) => Ok(self.live_device(device)?.live()?.completion_fd()),
+            Channel::ConnectionManager => Ok(self.hub.event_set.poll.as_raw_fd()),
+            Channel::Completions(device) => Ok(self.hub.live_device(device)?.live()?.completion_fd()),
         }
     }
 
@@ -115,45 +105,48 @@ unsafe impl Provider for Verbs {
     }
 
     fn progress(&mut self, now: Instant, _drive: Drive) -> bool {
-        self.now = Some(now);
+        self.hub.now = Some(now);
         while let Some(&(_, key)) = self.closing.front().filter(|(until, _)| *until <= now) {
             self.closing.pop_front();
-            self.flush_closing(CmId(key));
+            if let Ok(id) = self.hub.id_mut(CmId(key)) {
+                id.flush_closing();
+            }
         }
         self.retire_overdue(now);
         self.exchanges_overdue(now);
+        self.settle();
         false
     }
 
     fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
-        self.listen_for(Service::Connected, address, options)
+        self.hub.listen_for(Service::Connected, address, options)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        self.id(id).ok()?.raw.local_address()
+        self.hub.id(id).ok()?.raw.local_address()
     }
 
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.resolve_from(peer, options, deadline)
+        self.hub.resolve_from(peer, options, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
-        let entry = self.id(id)?;
+        let entry = self.hub.id(id)?;
         if entry.state != IdState::Resolved {
             return Err(TransportError::InvalidState { call: "connect", state: entry.state.name() });
         }
         if entry.qp.is_none() && entry.raw.service() == Service::Connected {
             return Err(TransportError::InvalidState { call: "connect", state: "without a queue pair" });
         }
-        let offer = self.offer(entry, param, None)?;
+        let offer = self.hub.offer(entry, param, None)?;
         if entry.raw.uses_exchange() {
             return self.connect_by_exchange(id, &offer, param.retries.min_rnr_timer);
         }
-        let (iwarp, raw, device) = (self.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
-        self.check_port(device, raw.port())?;
+        let (iwarp, raw, device) = (self.hub.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
+        self.hub.check_port(device, raw.port())?;
         let mut refused = None;
         if iwarp {
-            let started = self.connector.connect(id.0, raw, offer);
+            let started = self.hub.connector.connect(id.0, raw, offer);
             started.map_err(|source| TransportError::io("starting a thread to connect on", source))?;
         } else if let Err(error) = raw.connect(&offer) {
             match error {
@@ -161,31 +154,31 @@ unsafe impl Provider for Verbs {
                 other => return Err(other),
             }
         }
-        let entry = self.id_mut(id)?;
+        let entry = self.hub.id_mut(id)?;
         entry.handshaking = iwarp;
         entry.min_rnr_timer = param.retries.min_rnr_timer;
         entry.state = IdState::Connecting;
         if let Some(failure) = refused {
             entry.state = IdState::Closed;
-            self.push(id.0, CmEventKind::ConnectFailed(failure));
-            self.connector.wake();
+            self.hub.push(id.0, CmEventKind::ConnectFailed(failure));
+            self.hub.connector.wake();
         }
         Ok(())
     }
 
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
-        self.now = Some(now);
-        let entry = self.id(id)?;
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
         if entry.state != IdState::RequestReceived {
             return Err(TransportError::InvalidState { call: "accept", state: entry.state.name() });
         }
         if entry.qp.is_none() {
             return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
-        let offer = self.offer(entry, param, Some(entry.read_depth))?;
-        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
-        self.check_port(device, port)?;
-        let entry = self.id_mut(id)?;
+        let offer = self.hub.offer(entry, param, Some(entry.read_depth))?;
+        let (iwarp, device, port) = (self.hub.is_iwarp(entry), entry.device, entry.raw.port());
+        self.hub.check_port(device, port)?;
+        let entry = self.hub.id_mut(id)?;
         if entry.raw.uses_exchange() {
             return self.accept_by_exchange(id, &offer, param.retries.min_rnr_timer, now);
         }
@@ -199,29 +192,29 @@ unsafe impl Provider for Verbs {
             // datagrams.
             entry.state = IdState::Established;
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
-            self.push(id.0, CmEventKind::Established { private_data, read_depth });
-            self.connector.wake();
+            self.hub.push(id.0, CmEventKind::Established { private_data, read_depth });
+            self.hub.connector.wake();
         } else {
-            self.set_min_rnr_timer(id.0);
+            self.hub.set_min_rnr_timer(id.0);
         }
         Ok(())
     }
 
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
-        self.now = Some(now);
-        let entry = self.id(id)?;
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
         if entry.state != IdState::RequestReceived {
             return Err(TransportError::InvalidState { call: "reject", state: entry.state.name() });
         }
         if let Some(device) = entry.device {
-            self.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
+            self.hub.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
         }
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
         if raw.uses_exchange() {
             self.refuse_exchange(id.0, ExchangeRefusal::Program, private_data);
             return Ok(());
         }
-        if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
+        if let Err(error) = self.hub.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
             // Only log the error: the peer may have disconnected before the rejection.
             log::debug!("{error}");
         }
@@ -230,14 +223,14 @@ unsafe impl Provider for Verbs {
     }
 
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
-        self.now = Some(now);
-        let entry = self.id(id)?;
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
         if entry.raw.uses_exchange() {
             return self.disconnect_exchange(id);
         }
-        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
-        let up = self.check_port(device, port).is_ok();
-        let entry = self.id_mut(id)?;
+        let (iwarp, device, port) = (self.hub.is_iwarp(entry), entry.device, entry.raw.port());
+        let up = self.hub.check_port(device, port).is_ok();
+        let entry = self.hub.id_mut(id)?;
         let notify_peer = match entry.state {
             IdState::Disconnecting { .. } => return Ok(()),
             IdState::Listening | IdState::WatchingDevice => {
@@ -284,12 +277,12 @@ unsafe impl Provider for Verbs {
     }
 
     fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
-        self.now = Some(now);
-        if self.id(id).is_ok() { self.remove(id.0) } else { Ok(()) }
+        self.hub.now = Some(now);
+        if self.hub.id(id).is_ok() { self.remove(id.0) } else { Ok(()) }
     }
 
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
-        self.now = Some(now);
+        self.hub.now = Some(now);
         self.next_event(now)
     }
 
@@ -301,7 +294,7 @@ unsafe impl Provider for Verbs {
         access: Access,
     ) -> Result<MemoryRegion> {
         self.check_access(device, access)?;
-        let open = self.live_device(device)?.live()?;
+        let open = self.hub.live_device(device)?.live()?;
         let region = RegisteredRegion::register(open, device.0, memory, range, access)?;
         Ok(self.add_region(region))
     }
@@ -326,14 +319,14 @@ unsafe impl Provider for Verbs {
     }
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
+        match self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
             Some(qp) => qp.post_recv(chain, &mut self.chains),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
     }
 
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
-        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
+        match self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
             Some(qp) => qp.post_send(chain, &mut self.chains, &self.addresses),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
@@ -346,7 +339,7 @@ unsafe impl Provider for Verbs {
     fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> {
         let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(()) };
-        let device = &mut self.devices[entry.device as usize];
+        let device = &mut self.hub.devices[entry.device as usize];
         if notify == Notify::Solicited && !device.info.capabilities.features.contains(Features::SOLICITED_EVENTS) {
             return Err(TransportError::Unsupported {
                 provider: NAME,
@@ -364,7 +357,7 @@ unsafe impl Provider for Verbs {
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
-        let entry = self.devices.get_mut(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
+        let entry = self.hub.devices.get_mut(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
         // If no queue is armed, no event can arrive, so the system call is skipped.
         while entry.armed > 0 {
             let Some(raw) = &entry.raw else { break };
@@ -384,7 +377,8 @@ unsafe impl Provider for Verbs {
                 Ok(None) => break,
                 Err(error) => {
                     if !entry.removed {
-                        self.channel_failed(device, &error.to_string());
+                        self.hub.channel_failed(device, &error.to_string());
+                        self.settle();
                     }
                     break;
                 }
@@ -461,7 +455,7 @@ impl Exchange for Verbs {
     }
 
     fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
-        self.now = Some(now);
+        self.hub.now = Some(now);
         self.accept_stream(listener, stream, now)
     }
 
@@ -521,21 +515,21 @@ impl Handover for Verbs {
     }
 
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        self.now = Some(now);
+        self.hub.now = Some(now);
         self.attach_request(request)
     }
 }
 
 impl OffLoopRegistration for Verbs {
     fn registrar(&self, device: DeviceId) -> Result<Box<dyn Registrar>> {
-        Ok(Box::new(DeviceRegistrar::new(self.live_device(device)?.live()?, device.0)))
+        Ok(Box::new(DeviceRegistrar::new(self.hub.live_device(device)?.live()?, device.0)))
     }
 
     fn adopt(&mut self, registration: Registration) -> Result<MemoryRegion> {
         let PreparedRegion { region, device, local_key, remote_key } = registration
             .into_state()
             .map_err(|_| TransportError::Unsupported { provider: NAME, feature: "registrations of other providers" })?;
-        let ours = self.live_device(DeviceId(region.device))?.live()?;
+        let ours = self.hub.live_device(DeviceId(region.device))?.live()?;
         if !Arc::ptr_eq(ours, &device) {
             return Err(TransportError::Stale { object: "device of a registration" });
         }
@@ -554,7 +548,7 @@ impl ForeignMemory for Verbs {
         access: Access,
     ) -> Result<MemoryRegion> {
         self.check_access(device, access)?;
-        let open = self.live_device(device)?.live()?;
+        let open = self.hub.live_device(device)?.live()?;
         let region =
             RegisteredRegion::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
         Ok(self.add_region(region))
@@ -563,36 +557,58 @@ impl ForeignMemory for Verbs {
 
 impl Datagrams for Verbs {
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
-        self.bind_datagrams(address)
+        self.hub.bind_datagrams(address)
     }
 
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {
-        self.now = Some(now);
-        self.answer_datagram_request(id, qp, private_data)
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
+        if entry.state != IdState::RequestReceived || entry.raw.service() != Service::Datagram {
+            return Err(TransportError::InvalidState { call: "answer_datagram", state: entry.state.name() });
+        }
+        let (device, raw) = (entry.device, Arc::clone(&entry.raw));
+        let number = self.hub.ids.get(qp.0).filter(|id| id.device == device).and_then(|id| id.qp.as_ref());
+        let number =
+            number.map(|qp| qp.number).ok_or(TransportError::Stale { object: "queue pair on the same device" });
+        let answered = number.and_then(|number| {
+            let param = ConnectParam { private_data, ..ConnectParam::default() };
+            let offer = self.hub.offer(self.hub.id(id)?, &param, None)?;
+            self.hub.check_port(device, raw.port())?;
+            raw.accept_for(&offer, number)
+        });
+        if let Some(entry) = self.hub.ids.get_mut(id.0).filter(|_| answered.is_ok()) {
+            entry.state = IdState::Established;
+        }
+        drop(raw);
+        self.discard(id.0);
+        answered
     }
 
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
-        self.listen_for(Service::Datagram, address, options)
+        self.hub.listen_for(Service::Datagram, address, options)
     }
 
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
-        self.resolve_datagrams(peer, from, deadline)
+        self.hub.resolve_datagrams(peer, from, deadline)
     }
 
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
-        self.join_group(id, group)
+        let info = self.hub.id(id)?.device.and_then(|device| self.hub.devices.get(device.0 as usize));
+        let multicast = info.is_some_and(|device| device.info.capabilities.features.contains(Features::MULTICAST));
+        self.hub.id_mut(id)?.join_group(group, multicast, &mut self.joins)
     }
 
     fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()> {
-        self.leave_group(id, group)
+        self.hub.id_mut(id)?.leave_group(group)
     }
 
     fn qp_number(&self, qp: QpId) -> Result<u32> {
-        self.ids.get(qp.0).and_then(|id| id.qp.as_ref()).map(|qp| qp.number).ok_or(STALE_QP)
+        self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()).map(|qp| qp.number).ok_or(STALE_QP)
     }
 
     fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
-        self.make_address(device, route)
+        let raw = RawAddressHandle::create(self.hub.live_device(device)?.live()?, route)?;
+        Ok(AddressId(self.addresses.insert(Address { raw: Some(raw), device: device.0 })))
     }
 
     fn destroy_address(&mut self, address: AddressId) -> Result<()> {
@@ -600,13 +616,13 @@ impl Datagrams for Verbs {
     }
 
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
-        self.route_to_sender(id, received, header)
+        datagram::route_to_sender(&self.hub.id(id)?.raw, received, header)
     }
 }
 
 impl Paths for Verbs {
     fn path_of(&self, qp: QpId) -> Result<PathState> {
-        let id = self.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
+        let id = self.hub.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
         let wanted = mask::IBV_QP_AV
             | mask::IBV_QP_PATH_MTU
             | mask::IBV_QP_TIMEOUT
@@ -643,6 +659,6 @@ impl Adapter for Verbs {
 
 impl DeviceEvents for Verbs {
     fn next_device_event(&mut self) -> Option<AsyncEvent> {
-        self.device_events.pop_front()
+        self.hub.device_events.pop_front()
     }
 }

@@ -31,7 +31,7 @@ const BATCH: usize = 64;
 impl Verbs {
     pub(super) fn make_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
         let CqAttr { entries, vector, moderation } = *attr;
-        let entry = self.live_device(device)?;
+        let entry = self.hub.live_device(device)?;
         attr.check(NAME, &entry.info.capabilities)?;
         let open = Arc::clone(entry.live()?);
         // The queue's context contains the key of its entry in the table, so create the entry first.
@@ -59,7 +59,7 @@ impl Verbs {
             return Err(TransportError::InvalidState { call: "destroy_cq", state: "using the completion queue" });
         }
         if let Some(cq) = self.cqs.remove(cq.0) {
-            self.devices[cq.device as usize].armed -= usize::from(cq.armed);
+            self.hub.devices[cq.device as usize].armed -= usize::from(cq.armed);
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Verbs {
     /// many as the device supports.
     pub(super) fn make_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
         let SrqAttr { max_wr, max_sge: wanted_sge } = *attr;
-        let entry = self.live_device(device)?;
+        let entry = self.hub.live_device(device)?;
         let capabilities = &entry.info.capabilities;
         if !capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE) {
             return Err(NO_SRQ);
@@ -109,7 +109,7 @@ impl Verbs {
 
     pub(super) fn make_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         let srq = attr.srq;
-        let entry = self.id(id)?;
+        let entry = self.hub.id(id)?;
         if !matches!(entry.state, IdState::Resolved | IdState::RequestReceived | IdState::Bound) {
             return Err(TransportError::InvalidState { call: "create_qp", state: entry.state.name() });
         }
@@ -117,7 +117,7 @@ impl Verbs {
             return Err(TransportError::InvalidState { call: "create_qp", state: "with a queue pair" });
         }
         let device = entry.device.ok_or(TransportError::InvalidState { call: "create_qp", state: "on no device" })?;
-        let capabilities = &self.devices[device.0 as usize].info.capabilities;
+        let capabilities = &self.hub.devices[device.0 as usize].info.capabilities;
         if entry.raw.service() == Service::Datagram && !capabilities.features.contains(Features::DATAGRAMS) {
             return Err(TransportError::Unsupported { provider: NAME, feature: "datagrams on this device" });
         }
@@ -136,8 +136,8 @@ impl Verbs {
             }
         };
         let handle = QpId(id.0);
-        self.devices[device.0 as usize].numbers.insert(qp.number, handle);
-        self.id_mut(id)?.qp = Some(qp);
+        self.hub.devices[device.0 as usize].numbers.insert(qp.number, handle);
+        self.hub.id_mut(id)?.qp = Some(qp);
         Ok(handle)
     }
 
@@ -172,8 +172,8 @@ impl Verbs {
     }
 
     fn make_qp_on(&self, id: CmId, device: DeviceId, attr: &QpAttr) -> Result<Qp> {
-        let id_raw = &self.id(id)?.raw;
-        let device = &self.devices[device.0 as usize];
+        let id_raw = &self.hub.id(id)?.raw;
+        let device = &self.hub.devices[device.0 as usize];
         let open = device.live()?;
         let owned = |cq: CqId| self.cqs.get(cq.0).and_then(|cq| cq.raw.clone()).ok_or(STALE_CQ);
         let shared = match attr.srq {
@@ -232,7 +232,7 @@ impl Verbs {
         let Some(entry) = self.cqs.get(cq.0) else { return };
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return };
         let (mut aside, mut failed) = (Vec::new(), None);
-        let device = &self.devices[entry.device as usize];
+        let device = &self.hub.devices[entry.device as usize];
         // A queue holds at most its number of entries, so the loop ends. Completions that arrive later stay in the
         // queue for later polls.
         while aside.len() < entry.entries() as usize {
@@ -261,7 +261,7 @@ impl Verbs {
             if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate) {
                 continue;
             }
-            let live = self.ids.get(wc.qp.0).and_then(|id| id.qp.as_ref());
+            let live = self.hub.ids.get(wc.qp.0).and_then(|id| id.qp.as_ref());
             let gone = || gone.filter(|gone| gone.0 == wc.qp).map(|gone| gone.1);
             let retiring =
                 || self.retiring.iter().find(|retiring| retiring.key == wc.qp.0).map(|retiring| &retiring.qp);
@@ -280,7 +280,7 @@ impl Verbs {
         let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
         let stashed = entry.take_stash(max, out);
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(stashed) };
-        let device = &self.devices[entry.device as usize];
+        let device = &self.hub.devices[entry.device as usize];
         let polled = raw.poll(max - stashed, &device.numbers, &mut self.batch, out);
         let taken = out.len() - start - stashed;
         if let Err(error) = polled {

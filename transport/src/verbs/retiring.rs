@@ -29,7 +29,7 @@ impl Verbs {
             IdState::Accepting | IdState::Established | IdState::Disconnecting { .. } | IdState::Closed
         );
         let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
-        let device = id.device.map(|device| &self.devices[device.0 as usize]);
+        let device = id.device.map(|device| &self.hub.devices[device.0 as usize]);
         let planted = crate::planted("a-shared-receive-ends-with-its-queue-pair");
         !planted
             && connected
@@ -60,7 +60,7 @@ impl Verbs {
         let never = crate::planted("a-last-receive-is-awaited-for-ever");
         while !never && self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
             if let Some(retiring) = self.retiring.pop_front() {
-                log::debug!("{}: no event of a last receive", self.devices[retiring.device.0 as usize].info.name);
+                log::debug!("{}: no event of a last receive", self.hub.devices[retiring.device.0 as usize].info.name);
                 self.destroy_retiring(retiring);
             }
         }
@@ -82,15 +82,13 @@ impl Verbs {
         // queue pair that they destroy. Poll again afterwards, because destroying the queue pair may add completions.
         self.stash_completions(key, &qp);
         raw.abandon();
-        if let Err(error) = self.destroy_raw(Some(device), state, raw, Ok(())) {
+        if let Err(error) = self.hub.destroy_raw(Some(device), state, raw, Ok(())) {
             // Only log the error: the queue pair is in the error state, in which the device accesses no memory for
             // the queue pair.
             local_log!(Error, "{error}: the queue pair is left in the error state");
         }
         self.stash_completions(key, &qp);
-        let entry = &mut self.devices[device.0 as usize];
-        entry.numbers.remove(qp.number, QpId(key));
-        entry.ids -= 1;
-        self.close_if_unused(device);
+        self.hub.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
+        self.hub.leave_device(Some(device));
     }
 }
