@@ -8,26 +8,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::address::Address;
-use super::chains::Chains;
 use super::channel::EventChannel;
-use super::cq::{Batch, Cq};
-use super::entry::RetiringQp;
 use super::ffi::check;
 use super::gid::{PortGid, SYSFS};
 use super::hub::DeviceHub;
 use super::mr::RegisteredRegion;
-use super::srq::Srq;
+use super::queues::DeviceQueues;
 use super::sys::ibv_fork_init;
 use crate::cm::ExchangeOptions;
-use crate::error::{Result, TransportError};
+use crate::error::Result;
 use crate::newcomers::Newcomers;
 use crate::provider::{DeviceId, Entropy};
 use crate::qp::QpId;
 use crate::slab::{Key, Slab};
-
-pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
-pub(super) const STALE_CQ: TransportError = TransportError::Stale { object: "completion queue" };
-pub(super) const STALE_SRQ: TransportError = TransportError::Stale { object: "shared receive queue" };
 
 /// A local address and options, and the port and GID that were found for them: an entry of a cache.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
@@ -59,22 +52,15 @@ pub(super) struct Exchanges {
 /// of the devices in use, the streams of connections by out-of-band exchange, and the results of the private threads for iWARP.
 pub struct Verbs {
     pub(super) hub: DeviceHub,
-    pub(super) cqs: Slab<Cq>,                   // bound: completions
-    pub(super) srqs: Slab<Srq>,                 // local: one for each device
+    pub(super) queues: DeviceQueues,
     pub(super) regions: Slab<RegisteredRegion>, // bound: pool, large-messages, copies, kept-blocks
     pub(super) addresses: Slab<Address>,        // local: peers that the program has looked up
     /// The number of multicast joins so far, which is also the number of the last join.
     pub(super) joins: usize,
-    pub(super) batch: Batch,
-    /// Queue pairs that are destroyed when their last shared receive has completed, or when their time limit has
-    /// passed. The list is in the order of the time limits.
-    pub(super) retiring: VecDeque<RetiringQp>, // bound: ending-ids
     pub(super) exchanges: Exchanges,
     /// Ids that wait until their peer closes the connection, each with its time limit, in the order of the time limits. The list may
     /// contain ids that the program has destroyed.
     pub(super) closing: VecDeque<(Instant, Key)>, // bound: ending-ids
-    pub(super) chains: Chains,
-    pub(super) acknowledgements: u64,
 }
 
 impl fmt::Debug for Verbs {
@@ -82,7 +68,7 @@ impl fmt::Debug for Verbs {
         f.debug_struct("Verbs")
             .field("devices", &self.hub.devices)
             .field("ids", &self.hub.ids.len())
-            .field("cqs", &self.cqs.len())
+            .field("cqs", &self.queues.cqs.len())
             .field("regions", &self.regions.len())
             .finish_non_exhaustive()
     }
@@ -95,13 +81,10 @@ impl Verbs {
         protect_from_forks();
         Ok(Self {
             hub: DeviceHub::new(manager)?,
-            cqs: Slab::default(),
-            srqs: Slab::default(),
+            queues: DeviceQueues::default(),
             regions: Slab::default(),
             addresses: Slab::default(),
             joins: 0,
-            batch: Batch::default(),
-            retiring: VecDeque::new(),
             exchanges: Exchanges {
                 entropy: None,
                 sysfs: SYSFS.into(),
@@ -111,8 +94,6 @@ impl Verbs {
                 failed_searches: VecDeque::new(),
             },
             closing: VecDeque::new(),
-            chains: Chains::default(),
-            acknowledgements: 0,
         })
     }
 
@@ -146,23 +127,25 @@ impl Verbs {
         if let Some(qp) = on_shared {
             // Poll the completions of shared receives before the queue pair is destroyed, because some libraries drop the completions of a
             // queue pair that they destroy. The shared queue would count the receives of dropped completions as outstanding forever.
-            self.stash_completions(key, qp);
+            self.queues.stash_completions(&mut self.hub, key, qp);
         }
-        if let Some(now) = self.hub.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
+        if let Some(now) =
+            self.hub.now.filter(|_| on_shared.is_some() && stopped.is_ok() && id.must_retire(&self.hub.devices))
+        {
             if let Some(exchange) = exchange {
                 self.close_exchange(key, id.state, exchange);
             }
-            self.retire(key, id, now);
+            self.queues.retire(key, id, now);
             return Ok(());
         }
         let (qp, device, state, in_use) = (id.qp.take(), id.device, id.state, id.device_in_use());
         let ended = self.hub.destroy(id, stopped);
         if let Some(qp) = qp {
             if qp.srq.is_some() {
-                self.stash_completions(key, &qp);
+                self.queues.stash_completions(&mut self.hub, key, &qp);
             }
             if ended.is_ok() {
-                self.release_entries(&qp);
+                self.queues.release_entries(&qp);
             }
             if let Some(device) = device {
                 self.hub.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
@@ -180,27 +163,15 @@ impl Verbs {
     /// id is on it any more.
     pub(super) fn settle(&mut self) {
         while let Some(device) = self.hub.left.pop() {
-            self.retire_now(device);
+            self.queues.retire_now(&mut self.hub, device);
             if !self.hub.devices[device.0 as usize].is_unused() {
                 continue;
             }
             self.hub.release_waiting(device);
-            for key in self.cqs.keys() {
-                if let Some(cq) = self.cqs.get_mut(key).filter(|cq| cq.device == device.0) {
-                    cq.armed = false;
-                    cq.raw = None;
-                }
-            }
+            self.queues.release(device);
             for key in self.addresses.keys() {
                 if let Some(address) = self.addresses.get_mut(key).filter(|address| address.device == device.0) {
                     address.raw = None;
-                }
-            }
-            for key in self.srqs.keys() {
-                if let Some(srq) = self.srqs.get_mut(key).filter(|srq| srq.device == device.0) {
-                    if let Err(error) = srq.destroy() {
-                        local_log!(Error, "{error}: the shared receive queue is left as it is");
-                    }
                 }
             }
             for key in self.regions.keys() {
@@ -237,7 +208,7 @@ impl Drop for Verbs {
             }
         }
         for device in 0..self.hub.devices.len() {
-            self.retire_now(DeviceId(device as u32));
+            self.queues.retire_now(&mut self.hub, DeviceId(device as u32));
             self.hub.release_waiting(DeviceId(device as u32));
         }
     }

@@ -5,17 +5,14 @@ use std::time::Instant;
 use super::async_event::{QpEvent, RawAsyncEvent};
 use super::channel::RawEvent;
 use super::core::Verbs;
-use super::entry::{IdEntry, IdState};
-use super::ffi::QueueName;
+use super::entry::IdState;
 use super::id::Service;
-use super::srq::Srq;
 use super::status::connect_failure;
 use super::sys::rdma_cm_event_type as cm;
 use crate::cm::{CmEvent, CmEventKind, ConnectFailure, DisconnectCause};
-use crate::error::{Result, TransportError};
+use crate::error::Result;
 use crate::event::DeviceEventKind;
-use crate::provider::{CqId, DeviceId};
-use crate::qp::SrqId;
+use crate::provider::DeviceId;
 
 /// The maximum number of times that one call of `next_event` polls the event set. Peers that connect without a pause make a listener ready
 /// again and again. Without a limit, they would keep the call from returning.
@@ -162,14 +159,16 @@ impl Verbs {
     fn async_event(&mut self, device: usize, event: RawAsyncEvent) {
         let name = &self.hub.devices[device].info.name;
         match event {
-            RawAsyncEvent::Qp { kind, name } => self.qp_event(device, kind, name),
-            RawAsyncEvent::CqError(name) => {
-                // The completion queue may belong to another provider in this process, which then reports its failure.
-                if let Some((key, _)) = self.cqs.at(name.slot()).filter(|(_, cq)| cq.named(name).is_some()) {
-                    self.queue_failed(CqId(key), "the completion queue overran");
+            RawAsyncEvent::Qp { kind, name } => {
+                if kind != QpEvent::LastReceive || !self.queues.last_receive(&mut self.hub, name) {
+                    self.hub.qp_event(device, kind, name);
                 }
             }
-            RawAsyncEvent::SrqError(name) => self.srq_failed(device, name),
+            RawAsyncEvent::CqError(name) => {
+                // The completion queue may belong to another provider in this process, which then reports its failure.
+                self.queues.overran(&mut self.hub, name);
+            }
+            RawAsyncEvent::SrqError(name) => self.queues.srq_failed(&mut self.hub, device, name),
             RawAsyncEvent::DeviceFatal => {
                 local_log!(Error, "the device {name} failed");
                 self.hub.device_event(device, DeviceEventKind::Fatal);
@@ -190,49 +189,5 @@ impl Verbs {
                 self.hub.device_event(device, DeviceEventKind::Other(code));
             }
         }
-    }
-
-    fn qp_event(&mut self, device: usize, kind: QpEvent, queue: QueueName) {
-        if kind != QpEvent::LastReceive || !self.last_receive(queue) {
-            self.hub.qp_event(device, kind, queue);
-        }
-    }
-
-    fn srq_failed(&mut self, device: usize, name: QueueName) {
-        let ours = |srq: &Srq| srq.raw.as_ref().is_some_and(|raw| raw.name == name);
-        let Some((key, _)) = self.srqs.at(name.slot()).filter(|(_, srq)| ours(srq)) else {
-            log::trace!("an event of a shared receive queue that is not this provider's");
-            return;
-        };
-        let srq = SrqId(key);
-        local_log!(Error, "{}: a shared receive queue failed", self.hub.devices[device].info.name);
-        self.hub.device_event(device, DeviceEventKind::SharedReceiveQueueFailed(srq));
-        let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.srq == Some(srq));
-        let why = format!("{}: the shared receive queue failed", self.hub.devices[device].info.name);
-        self.hub.path_failed(on_it, &why);
-    }
-
-    /// Handles the error of a call on a completion queue: the queue has failed. After the removal of the device such errors are expected,
-    /// and change nothing, because the connections end already.
-    pub(super) fn queue_call_failed(&mut self, queue: CqId, error: &TransportError) {
-        let removed = self.cqs.get(queue.0).is_some_and(|cq| self.hub.devices[cq.device as usize].removed);
-        if !removed {
-            self.queue_failed(queue, &error.to_string());
-        }
-    }
-
-    /// Marks a completion queue as failed, because completions are lost. Ends the connections whose queue pairs use the queue.
-    pub(super) fn queue_failed(&mut self, queue: CqId, why: &str) {
-        let Some(cq) = self.cqs.get_mut(queue.0).filter(|cq| !cq.failed) else { return };
-        cq.failed = true;
-        let device = &mut self.hub.devices[cq.device as usize];
-        device.armed -= usize::from(cq.armed);
-        cq.armed = false;
-        let why = format!("{}: {why}", device.info.name);
-        local_log!(Error, "{why}");
-        let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
-        self.hub.path_failed(on_it, &why);
-        // The failure may have been found by a poll, or when the queue was armed. Then nothing else makes the channel readable.
-        self.hub.connector.wake();
     }
 }

@@ -22,8 +22,9 @@
 //! | `id_events`, `datagram` | the processing of events of an id, and its multicast groups |
 //! | `hub` | `DeviceHub`: the ids, the devices and the events, which all parts share; it does not know the parts |
 //! | `lifecycle`, `port`, `connecting` | operations of the hub: devices of ids, ports that are down, ids of the connection manager |
+//! | `queues`, `retiring` | `DeviceQueues`: completion queues, shared receive queues, and queue pairs that are destroyed later |
 //! | `core` | [`Verbs`]: the parts |
-//! | `queues`, `handover`, `retiring` | operations of [`Verbs`], by subject |
+//! | `handover` | connect requests that move to another provider |
 //! | `exchange_calls`, `exchange_events` | connections by out-of-band exchange: the calls of the program, and the input from peers |
 //! | `events` | the reading and processing of events |
 //! | `open` | [`Verbs::open`], and the search for a device by an address |

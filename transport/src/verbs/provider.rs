@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 
 use super::NAME;
 use super::address::{Address, RawAddressHandle};
-use super::core::{STALE_CQ, STALE_QP, STALE_SRQ, Verbs};
-use super::cq;
+use super::core::Verbs;
 use super::datagram;
 use super::entry::IdState;
 use super::exchange_socket::{ExchangeStream, adopt};
-use super::ffi::QueueName;
 use super::id::Service;
 use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegisteredRegion};
+use super::queues::{STALE_QP, STALE_SRQ};
 use super::status::connect_failure;
 use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::Features;
@@ -99,7 +98,7 @@ unsafe impl Provider for Verbs {
 
     fn next_deadline(&self) -> Option<Instant> {
         let closing = self.closing.front().map(|closing| closing.0);
-        let retiring = self.retiring.front().map(|retiring| retiring.until);
+        let retiring = self.queues.retiring.front().map(|retiring| retiring.until);
         let exchanges = self.exchanges.deadlines.first().map(|due| due.0);
         closing.into_iter().chain(retiring).chain(exchanges).min()
     }
@@ -112,7 +111,7 @@ unsafe impl Provider for Verbs {
                 id.flush_closing();
             }
         }
-        self.retire_overdue(now);
+        self.queues.retire_overdue(&mut self.hub, now);
         self.exchanges_overdue(now);
         self.settle();
         false
@@ -307,84 +306,51 @@ unsafe impl Provider for Verbs {
     }
 
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
-        self.make_cq(device, attr)
+        self.queues.make_cq(&self.hub, device, attr)
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
-        self.drop_cq(cq)
+        self.queues.drop_cq(&mut self.hub, cq)
     }
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        self.make_qp(id, attr)
+        self.queues.make_qp(&mut self.hub, id, attr)
     }
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         match self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_recv(chain, &mut self.chains),
+            Some(qp) => qp.post_recv(chain, &mut self.queues.chains),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
     }
 
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
         match self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_send(chain, &mut self.chains, &self.addresses),
+            Some(qp) => qp.post_send(chain, &mut self.queues.chains, &self.addresses),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
     }
 
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        self.poll(cq, max, out)
+        self.queues.poll(&mut self.hub, cq, max, out)
     }
 
     fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> {
-        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
-        let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(()) };
-        let device = &mut self.hub.devices[entry.device as usize];
-        if notify == Notify::Solicited && !device.info.capabilities.features.contains(Features::SOLICITED_EVENTS) {
-            return Err(TransportError::Unsupported {
-                provider: NAME,
-                feature: "events of solicited completions on this device",
-            });
-        }
-        match raw.arm(notify) {
-            Ok(()) => {
-                device.armed += usize::from(!entry.armed);
-                entry.armed = true;
-            }
-            Err(error) => self.queue_call_failed(cq, &error),
-        }
-        Ok(())
+        self.queues.arm(&mut self.hub, cq, notify)
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         let entry = self.hub.devices.get_mut(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
-        // If no queue is armed, no event can arrive, so the system call is skipped.
-        while entry.armed > 0 {
-            let Some(raw) = &entry.raw else { break };
-            let cqs = &self.cqs;
-            let owned = |name: QueueName| {
-                let (key, cq) = cqs.at(name.slot())?;
-                Some((key, Arc::clone(cq.named(name)?)))
-            };
-            match cq::next_event(raw, &mut self.acknowledgements, owned) {
-                Ok(Some(key)) => {
-                    if let Some(cq) = self.cqs.get_mut(key) {
-                        entry.armed -= usize::from(cq.armed);
-                        cq.armed = false;
-                        return Ok(Some(CqId(key)));
-                    }
+        match self.queues.next_event(entry) {
+            Ok(event) => Ok(event),
+            Err(error) => {
+                if !entry.removed {
+                    self.hub.channel_failed(device, &error.to_string());
+                    self.settle();
                 }
-                Ok(None) => break,
-                Err(error) => {
-                    if !entry.removed {
-                        self.hub.channel_failed(device, &error.to_string());
-                        self.settle();
-                    }
-                    break;
-                }
+                Ok(None)
             }
         }
-        Ok(None)
     }
 
     fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
@@ -482,16 +448,16 @@ impl Exchange for Verbs {
 
 impl SharedReceives for Verbs {
     fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
-        self.make_srq(device, attr)
+        self.queues.make_srq(&self.hub, device, attr)
     }
 
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
-        self.drop_srq(srq)
+        self.queues.drop_srq(srq)
     }
 
     fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        match self.srqs.get_mut(srq.0) {
-            Some(srq) => srq.post(chain, &mut self.chains),
+        match self.queues.srqs.get_mut(srq.0) {
+            Some(srq) => srq.post(chain, &mut self.queues.chains),
             None => Err(PostError { posted: 0, error: STALE_SRQ }),
         }
     }
@@ -649,11 +615,11 @@ impl Paths for Verbs {
 
 impl Adapter for Verbs {
     fn has_failed(&self, cq: CqId) -> bool {
-        self.cqs.get(cq.0).is_some_and(|cq| cq.failed)
+        self.queues.cqs.get(cq.0).is_some_and(|cq| cq.failed)
     }
 
     fn acknowledgements(&self) -> u64 {
-        self.acknowledgements
+        self.queues.acknowledgements
     }
 }
 
