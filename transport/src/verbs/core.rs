@@ -1,50 +1,22 @@
 //! [`Verbs`]: the parts of the provider, and the functions for which several of them are needed.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::address::Address;
 use super::channel::EventChannel;
+use super::exchange_calls::Exchanges;
 use super::ffi::check;
-use super::gid::{PortGid, SYSFS};
 use super::hub::DeviceHub;
 use super::mr::RegisteredRegion;
 use super::queues::DeviceQueues;
 use super::sys::ibv_fork_init;
-use crate::cm::ExchangeOptions;
 use crate::error::Result;
-use crate::newcomers::Newcomers;
 use crate::provider::{DeviceId, Entropy};
 use crate::qp::QpId;
 use crate::slab::{Key, Slab};
-
-/// A local address and options, and the port and GID that were found for them: an entry of a cache.
-pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
-
-/// A local address and options for which a search has found no port, and the time from which on connect requests cause the next search.
-pub(super) type FailedSearch = (Option<SocketAddr>, ExchangeOptions, Instant);
-
-/// The state that all connections by out-of-band exchange share.
-pub(super) struct Exchanges {
-    /// The source of random bytes for the sequence numbers of first packets. Without it the provider does not have the
-    /// role [`Exchange`](crate::roles::Exchange).
-    pub(super) entropy: Option<Entropy>,
-    /// The folder in which the kernel lists the devices and their GIDs (sysfs).
-    pub(super) sysfs: PathBuf,
-    /// Accepted streams on which the peer has not sent a request yet.
-    pub(super) newcomers: Newcomers<Key>, // bound: exchange-newcomers
-    /// The deadlines of connections that are being set up, and the times at which listeners end their pauses. Each
-    /// entry has the key of the connection's or the listener's id.
-    pub(super) deadlines: BTreeSet<(Instant, Key)>, // bound: connections, exchange-newcomers
-    /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
-    pub(super) port_gids: VecDeque<CachedPortGid>, // bound: exchange-searches
-    /// The searches for the ports of connect requests that have failed recently.
-    pub(super) failed_searches: VecDeque<FailedSearch>, // bound: exchange-searches
-}
 
 /// The provider of RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] opens it.
 ///
@@ -85,14 +57,7 @@ impl Verbs {
             regions: Slab::default(),
             addresses: Slab::default(),
             joins: 0,
-            exchanges: Exchanges {
-                entropy: None,
-                sysfs: SYSFS.into(),
-                newcomers: Newcomers::default(),
-                deadlines: BTreeSet::new(),
-                port_gids: VecDeque::new(),
-                failed_searches: VecDeque::new(),
-            },
+            exchanges: Exchanges::new(),
             closing: VecDeque::new(),
         })
     }
@@ -133,7 +98,7 @@ impl Verbs {
             self.hub.now.filter(|_| on_shared.is_some() && stopped.is_ok() && id.must_retire(&self.hub.devices))
         {
             if let Some(exchange) = exchange {
-                self.close_exchange(key, id.state, exchange);
+                self.exchanges.close_exchange(&mut self.hub, key, id.state, exchange);
             }
             self.queues.retire(key, id, now);
             return Ok(());
@@ -152,7 +117,7 @@ impl Verbs {
             }
         }
         if let Some(exchange) = exchange {
-            self.close_exchange(key, state, exchange);
+            self.exchanges.close_exchange(&mut self.hub, key, state, exchange);
         }
         self.hub.leave_device(in_use);
         self.settle();

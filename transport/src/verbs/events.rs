@@ -38,7 +38,7 @@ impl Verbs {
             } else if let Some(device) = self.hub.event_set.devices.pop() {
                 self.async_events(device as usize);
             } else if let Some(key) = self.hub.event_set.streams.pop_front() {
-                self.stream_ready(key, now);
+                self.exchanges.stream_ready(&mut self.hub, key, now);
             } else if rounds == ROUNDS {
                 // More descriptors may be ready. Wake the channel, so that the caller calls this function again.
                 self.hub.connector.wake();

@@ -113,7 +113,12 @@ impl ExchangeTest {
 
     fn listen(&mut self) -> (CmId, SocketAddr) {
         let address = LOOPBACK.parse().unwrap();
-        let id = self.verbs.listen_by_exchange(address, &ListenParam::default(), &ExchangeOptions::default()).unwrap();
+        let id = self
+            .verbs
+            .exchange()
+            .unwrap()
+            .listen_exchange(address, &ListenParam::default(), &ExchangeOptions::default())
+            .unwrap();
         (id, self.verbs.local_address(id).unwrap())
     }
 
@@ -276,7 +281,8 @@ fn a_named_device_is_used_through_an_active_port() {
     world.sysfs.write("ports/2/gid_attrs/types/0", "RoCE v2");
     set_states(&world, ["4: ACTIVE\n", "4: ACTIVE\n"]);
     let options = on_fake0();
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     // The streams have no IP address, so they are on no port. Returns the port of a connection.
     let resolve = |world: &mut ExchangeTest| {
@@ -609,7 +615,8 @@ fn requests_that_wait_for_the_program_are_limited() {
     let mut world = ExchangeTest::new();
     let options = on_fake0();
     let param = ListenParam { backlog: BACKLOG, ..ListenParam::default() };
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &param, &options).unwrap();
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &param, &options).unwrap();
     let mut peers = Vec::new();
     // Sends a request. Returns its id, or `None` if it was refused.
     let mut request = |world: &mut ExchangeTest| {
@@ -873,8 +880,8 @@ fn the_results_of_searches_are_limited() {
         let named = on_fake0();
         let options = if is_found { named } else { ExchangeOptions::default() };
         world.later(Duration::ZERO);
-        assert_eq!(world.verbs.port_of_request(Some(source), &options).is_ok(), is_found, "{source}");
-        let exchanges = &world.verbs.exchanges;
+        let Verbs { hub, exchanges, .. } = &mut world.verbs;
+        assert_eq!(exchanges.port_of_request(hub, Some(source), &options).is_ok(), is_found, "{source}");
         for results in [exchanges.port_gids.len(), exchanges.failed_searches.len()] {
             assert!(results <= MAX_CACHED, "{results}");
         }
@@ -890,7 +897,8 @@ fn requests_are_read_as_the_program_takes_them() {
     const REQUESTS: usize = 20;
     let mut world = ExchangeTest::new();
     let options = on_fake0();
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     let mut peers = Vec::new();
     for _ in 0..REQUESTS {
@@ -913,7 +921,7 @@ fn the_program_brings_the_stream() {
     let mut world = ExchangeTest::new();
     let options = on_fake0();
     let address = LOOPBACK.parse().unwrap();
-    let listener = world.verbs.listen_by_exchange(address, &ListenParam::default(), &options).unwrap();
+    let listener = world.verbs.exchange().unwrap().listen_exchange(address, &ListenParam::default(), &options).unwrap();
     let (one, other) = UnixStream::pair().unwrap();
     let (now, deadline) = (world.now, world.now + LONG);
     let role = world.verbs.exchange().unwrap();
@@ -971,7 +979,8 @@ fn a_stream_ends_whatever_descriptors_the_program_has() {
     world.verbs.destroy_id(id, world.now).unwrap();
     assert_eq!(rest(peer).unwrap(), octets(&ExchangeMessage::Ready));
     // The program drops a detached connect request, and the peer disconnects before its request is answered.
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     for detached in [true, false] {
         let (one, mut peer) = UnixStream::pair().unwrap();

@@ -26,15 +26,19 @@ impl DeviceHub {
     pub(super) fn assign_device(&mut self, key: Key) -> Result<DeviceId> {
         let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
         let device = self.device_of(&raw)?;
-        let entry = &mut self.devices[device.0 as usize];
-        if let Some(open) = &entry.raw {
-            raw.set_device(open);
-        }
-        if let Some(id) = self.ids.get_mut(key) {
-            id.device = Some(device);
-            entry.ids += 1;
-        }
+        self.set_device(key, device);
         Ok(device)
+    }
+
+    /// Records that an id is on `device`.
+    pub(super) fn set_device(&mut self, key: Key, device: DeviceId) {
+        let entry = &mut self.devices[device.0 as usize];
+        let Some(id) = self.ids.get_mut(key) else { return };
+        if let Some(open) = &entry.raw {
+            id.raw.set_device(open);
+        }
+        id.device = Some(device);
+        entry.ids += 1;
     }
 
     /// Returns the device of an id. Opens the device if the provider has not opened it yet. Fails if the device was removed and the

@@ -23,9 +23,9 @@
 //! | `hub` | `DeviceHub`: the ids, the devices and the events, which all parts share; it does not know the parts |
 //! | `lifecycle`, `port`, `connecting` | operations of the hub: devices of ids, ports that are down, ids of the connection manager |
 //! | `queues`, `retiring` | `DeviceQueues`: completion queues, shared receive queues, and queue pairs that are destroyed later |
+//! | `exchange_calls`, `exchange_events` | `Exchanges`: calls of the program, and input from peers, of connections by exchange |
 //! | `core` | [`Verbs`]: the parts |
 //! | `handover` | connect requests that move to another provider |
-//! | `exchange_calls`, `exchange_events` | connections by out-of-band exchange: the calls of the program, and the input from peers |
 //! | `events` | the reading and processing of events |
 //! | `open` | [`Verbs::open`], and the search for a device by an address |
 //! | `provider` | the implementation of [`crate::Provider`] |

@@ -11,7 +11,8 @@ use super::address::{Address, RawAddressHandle};
 use super::core::Verbs;
 use super::datagram;
 use super::entry::IdState;
-use super::exchange_socket::{ExchangeStream, adopt};
+use super::exchange_socket::{DetachedStream, ExchangeStream, adopt};
+use super::handover::DetachedId;
 use super::id::Service;
 use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegisteredRegion};
 use super::queues::{STALE_QP, STALE_SRQ};
@@ -86,7 +87,11 @@ unsafe impl Provider for Verbs {
     }
 
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        if self.hub.manager().is_err() { self.device_at_gid(address) } else { self.hub.device_at_address(address) }
+        if self.hub.manager().is_err() {
+            self.exchanges.device_at_gid(&mut self.hub, address)
+        } else {
+            self.hub.device_at_address(address)
+        }
     }
 
     fn channel(&self, channel: Channel) -> Result<RawFd> {
@@ -112,7 +117,7 @@ unsafe impl Provider for Verbs {
             }
         }
         self.queues.retire_overdue(&mut self.hub, now);
-        self.exchanges_overdue(now);
+        self.exchanges.exchanges_overdue(&mut self.hub, now);
         self.settle();
         false
     }
@@ -139,7 +144,7 @@ unsafe impl Provider for Verbs {
         }
         let offer = self.hub.offer(entry, param, None)?;
         if entry.raw.uses_exchange() {
-            return self.connect_by_exchange(id, &offer, param.retries.min_rnr_timer);
+            return self.exchanges.connect_by_exchange(&mut self.hub, id, &offer, param.retries.min_rnr_timer);
         }
         let (iwarp, raw, device) = (self.hub.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
         self.hub.check_port(device, raw.port())?;
@@ -179,7 +184,7 @@ unsafe impl Provider for Verbs {
         self.hub.check_port(device, port)?;
         let entry = self.hub.id_mut(id)?;
         if entry.raw.uses_exchange() {
-            return self.accept_by_exchange(id, &offer, param.retries.min_rnr_timer, now);
+            return self.exchanges.accept_by_exchange(&mut self.hub, id, &offer, param.retries.min_rnr_timer, now);
         }
         entry.raw.accept(&offer)?;
         entry.handshaking = iwarp;
@@ -210,7 +215,10 @@ unsafe impl Provider for Verbs {
         }
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
         if raw.uses_exchange() {
-            self.refuse_exchange(id.0, ExchangeRefusal::Program, private_data);
+            if let Some(stream) = self.hub.id_mut(id)?.stream_mut() {
+                stream.conversation.refuse(ExchangeRefusal::Program, private_data);
+            }
+            self.discard(id.0);
             return Ok(());
         }
         if let Err(error) = self.hub.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
@@ -225,7 +233,7 @@ unsafe impl Provider for Verbs {
         self.hub.now = Some(now);
         let entry = self.hub.id(id)?;
         if entry.raw.uses_exchange() {
-            return self.disconnect_exchange(id);
+            return self.exchanges.disconnect_exchange(&mut self.hub, id);
         }
         let (iwarp, device, port) = (self.hub.is_iwarp(entry), entry.device, entry.raw.port());
         let up = self.hub.check_port(device, port).is_ok();
@@ -417,12 +425,12 @@ impl Exchange for Verbs {
         options: &ListenParam,
         exchange: &ExchangeOptions,
     ) -> Result<CmId> {
-        self.listen_by_exchange(address, options, exchange)
+        self.exchanges.listen_by_exchange(&mut self.hub, address, options, exchange)
     }
 
     fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
         self.hub.now = Some(now);
-        self.accept_stream(listener, stream, now)
+        self.exchanges.accept_stream(&mut self.hub, listener, stream, now)
     }
 
     fn resolve_exchange(
@@ -432,7 +440,13 @@ impl Exchange for Verbs {
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.resolve_by_exchange(ExchangeStream::active(Some(peer), None), options, exchange, deadline)
+        self.exchanges.resolve_by_exchange(
+            &mut self.hub,
+            ExchangeStream::active(Some(peer), None),
+            options,
+            exchange,
+            deadline,
+        )
     }
 
     fn resolve_exchange_over(
@@ -442,7 +456,13 @@ impl Exchange for Verbs {
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.resolve_by_exchange(ExchangeStream::active(None, Some(adopt(stream)?)), options, exchange, deadline)
+        self.exchanges.resolve_by_exchange(
+            &mut self.hub,
+            ExchangeStream::active(None, Some(adopt(stream)?)),
+            options,
+            exchange,
+            deadline,
+        )
     }
 }
 
@@ -477,12 +497,33 @@ impl RemoteKeys for Verbs {
 
 impl Handover for Verbs {
     fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.detach_request(id)
+        let entry = self.hub.id(id)?;
+        if entry.state != IdState::RequestReceived {
+            return Err(TransportError::InvalidState { call: "detach", state: entry.state.name() });
+        }
+        if entry.qp.is_some() {
+            return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
+        }
+        let detached = if entry.raw.uses_exchange() {
+            self.exchanges.detach_stream(&mut self.hub, id).map(|stream| Detached::new(NAME, stream))
+        } else {
+            DetachedId::detach(&mut self.hub, id).map(|id| Detached::new(NAME, id))
+        };
+        self.settle();
+        detached
     }
 
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
         self.hub.now = Some(now);
-        self.attach_request(request)
+        let request = match request.into_state::<DetachedStream>() {
+            Ok(moving) => return self.exchanges.attach_stream(&mut self.hub, moving),
+            Err(request) => request,
+        };
+        let request = request.into_state::<DetachedId>().map_err(|_| TransportError::Unsupported {
+            provider: NAME,
+            feature: "connect requests of other providers",
+        })?;
+        request.attach(&mut self.hub)
     }
 }
 
