@@ -1,23 +1,25 @@
-//! Listening, resolving and connect requests through the connection manager: the options of ids, and the local address
-//! of a connection.
+//! Listening, resolving and connect requests through the connection manager: the options of ids,
+//! and the local address of a connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::NAME;
 use super::capabilities::{max_datagram, port_attr};
-use super::channel::NewCmId;
 use super::entry::{IdEntry, IdState};
 use super::ffi::{RawAddress, local_addresses, scoped_for};
 use super::hub::{DeviceHub, milliseconds_to};
-use super::id::{RawId, Service};
+use super::id::{ConnectOffer, RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
 use crate::caps::Features;
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, ReadDepth, Source};
 use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
-use crate::slab::Key;
+
+/// The time that an iWARP peer has to close a connection after the local side has disconnected. If the peer has not
+/// closed it by then, the local side resets the connection.
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl DeviceHub {
     pub(super) fn listen_for(&mut self, service: Service, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
@@ -169,69 +171,114 @@ impl DeviceHub {
         self.resolve_on(raw, peer, deadline)
     }
 
-    pub(super) fn address_resolved(&mut self, key: Key, now: Instant) {
-        let Some(id) = self.ids.get(key).filter(|id| id.state == IdState::Resolving) else { return };
-        let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
-        let timeout = milliseconds_to(deadline, Some(now));
-        // True if the id is to join a multicast group. Such an id must not resolve a route before it joins.
-        let is_group =
-            raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
-        let routed = self.assign_device(key).and_then(|device| {
-            self.check_port(Some(device), raw.port())?;
-            if is_group {
-                if let Some(id) = self.ids.get_mut(key) {
-                    id.state = IdState::Resolved;
-                }
-                self.push(key, CmEventKind::Resolved { device });
-                return Ok(());
+    /// Sends a connect request.
+    pub(super) fn connect_managed(&mut self, id: CmId, offer: ConnectOffer) -> Result<()> {
+        let entry = self.id(id)?;
+        let min_rnr_timer = offer.min_rnr_timer;
+        let (iwarp, raw, device) = (self.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
+        self.check_port(device, raw.port())?;
+        let mut refused = None;
+        if iwarp {
+            let started = self.connector.connect(id.0, raw, offer);
+            started.map_err(|source| TransportError::io("starting a thread to connect on", source))?;
+        } else if let Err(error) = raw.connect(&offer) {
+            match error {
+                TransportError::Io { source, .. } => refused = Some(connect_failure(&source)),
+                other => return Err(other),
             }
-            raw.resolve_route(timeout)
-        });
-        if let Err(error) = routed {
-            if let Some(id) = self.ids.get_mut(key) {
-                id.state = IdState::Closed;
-            }
-            self.push(key, CmEventKind::ConnectFailed(ConnectFailure::System(error.to_string())));
         }
+        let entry = self.id_mut(id)?;
+        entry.handshaking = iwarp;
+        entry.min_rnr_timer = min_rnr_timer;
+        entry.state = IdState::Connecting;
+        if let Some(failure) = refused {
+            entry.state = IdState::Closed;
+            self.push(id.0, CmEventKind::ConnectFailed(failure));
+            self.connector.wake();
+        }
+        Ok(())
     }
 
-    pub(super) fn connect_request(
-        &mut self,
-        listener: Key,
-        request: &NewCmId,
-        private_data: Box<[u8]>,
-        read_depth: ReadDepth,
-        now: Instant,
-    ) {
-        let Ok(manager) = self.manager().cloned() else { return };
-        // SAFETY: the event has delivered a new id, which nothing else owns.
-        let raw = unsafe { RawId::from_raw(request.id, &manager) };
-        let Some(listening) = self.ids.get(listener).filter(|id| id.state == IdState::Listening) else {
-            // The program has destroyed the listener. Dropping the id of the connect request refuses the peer.
-            return;
-        };
-        // The kernel does not apply the listener's options to the ids of its connect requests, so set the options here.
-        set_path(&raw, listening.inherited.0, listening.inherited.1);
-        let Some(peer) = raw.peer_address() else { return };
-        let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
-        id.read_depth = read_depth;
-        let key = self.add(id);
-        match self.assign_device(key) {
-            Ok(device) => {
-                let listener = CmId(listener);
-                self.push(key, CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth });
+    /// Accepts a connect request.
+    pub(super) fn accept_managed(&mut self, id: CmId, offer: &ConnectOffer) -> Result<()> {
+        let entry = self.id(id)?;
+        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
+        self.check_port(device, port)?;
+        let entry = self.id_mut(id)?;
+        entry.raw.accept(offer)?;
+        entry.handshaking = iwarp;
+        entry.min_rnr_timer = offer.min_rnr_timer;
+        entry.read_depth = offer.read_depth;
+        entry.state = IdState::Accepting;
+        if entry.raw.service() == Service::Datagram {
+            // The id is established immediately, because librdmacm reports no event after the answer to a request for
+            // datagrams.
+            entry.state = IdState::Established;
+            let (private_data, read_depth) = (Box::default(), ReadDepth::default());
+            self.push(id.0, CmEventKind::Established { private_data, read_depth });
+            self.connector.wake();
+        } else {
+            self.set_min_rnr_timer(id.0);
+        }
+        Ok(())
+    }
+
+    /// Disconnects an id. Returns the time at which its queue pair must be put into the error
+    /// state, if the peer has not closed the connection before; `None` if the queue pair is in the
+    /// error state already.
+    pub(super) fn disconnect_managed(&mut self, id: CmId, now: Instant) -> Result<Option<Instant>> {
+        let entry = self.id(id)?;
+        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
+        let up = self.check_port(device, port).is_ok();
+        let entry = self.id_mut(id)?;
+        let notify_peer = match entry.state {
+            IdState::Disconnecting { .. } => return Ok(None),
+            IdState::Listening | IdState::WatchingDevice => {
+                return Err(TransportError::InvalidState { call: "disconnect", state: entry.state.name() });
             }
-            Err(error) => {
-                peer_log!(self.log_limit, now, Refused, Warn, peer, "{peer} is refused: {error}");
-                self.discard(key);
+            // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block until the handshake has
+            // ended. Destroying the id also ends the handshake, on a private thread.
+            IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
+            IdState::Established => entry.raw.service() == Service::Connected,
+            // The peer has disconnected first. `rdma_disconnect` answers the peer's disconnect, and fails if the answer
+            // is too late.
+            IdState::Closed => entry.qp.is_some() && !entry.handshaking,
+            IdState::RequestReceived => {
+                if up {
+                    if let Err(error) = entry.raw.reject(&[]) {
+                        log::debug!("{error}");
+                    }
+                }
+                false
+            }
+            IdState::Bound | IdState::Resolving | IdState::Resolved | IdState::AwaitingRequest => false,
+        };
+        let mut notified = false;
+        if notify_peer && up {
+            match entry.raw.disconnect() {
+                Ok(()) => notified = true,
+                Err(error) => log::debug!("{error}"),
             }
         }
+        // On iWARP, let the peer close the connection first. On an iWARP adapter, the error state resets the TCP connection, and the bytes
+        // that were sent last may be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter
+        // refuses the error state while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
+        if iwarp && notified && entry.state == IdState::Established {
+            let until = now + CLOSE_LIMIT;
+            entry.state = IdState::Disconnecting { flush_at: Some(until) };
+            return Ok(Some(until));
+        }
+        entry.state = IdState::Disconnecting { flush_at: None };
+        if let Err(error) = entry.raw.flush() {
+            log::debug!("{error}");
+        }
+        Ok(None)
     }
 }
 
 /// Sets the type of service and the ack timeout of a connection. Logs an option that the kernel does not support, or does not support for
 /// this kind of id.
-fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
+pub(super) fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
     if let Some(value) = type_of_service {
         if let Err(error) = raw.set_type_of_service(value) {
             local_log!(Info, "the type of service {value:#x} is ignored: {error}");

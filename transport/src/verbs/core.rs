@@ -10,7 +10,7 @@ use super::channel::EventChannel;
 use super::exchange_calls::Exchanges;
 use super::ffi::check;
 use super::hub::DeviceHub;
-use super::mr::RegisteredRegion;
+use super::mr::DeviceRegions;
 use super::queues::DeviceQueues;
 use super::sys::ibv_fork_init;
 use crate::error::Result;
@@ -25,8 +25,8 @@ use crate::slab::{Key, Slab};
 pub struct Verbs {
     pub(super) hub: DeviceHub,
     pub(super) queues: DeviceQueues,
-    pub(super) regions: Slab<RegisteredRegion>, // bound: pool, large-messages, copies, kept-blocks
-    pub(super) addresses: Slab<Address>,        // local: peers that the program has looked up
+    pub(super) regions: DeviceRegions,
+    pub(super) addresses: Slab<Address>, // local: peers that the program has looked up
     /// The number of multicast joins so far, which is also the number of the last join.
     pub(super) joins: usize,
     pub(super) exchanges: Exchanges,
@@ -41,7 +41,7 @@ impl fmt::Debug for Verbs {
             .field("devices", &self.hub.devices)
             .field("ids", &self.hub.ids.len())
             .field("cqs", &self.queues.cqs.len())
-            .field("regions", &self.regions.len())
+            .field("regions", &self.regions.table.len())
             .finish_non_exhaustive()
     }
 }
@@ -54,7 +54,7 @@ impl Verbs {
         Ok(Self {
             hub: DeviceHub::new(manager)?,
             queues: DeviceQueues::default(),
-            regions: Slab::default(),
+            regions: DeviceRegions::default(),
             addresses: Slab::default(),
             joins: 0,
             exchanges: Exchanges::new(),
@@ -68,13 +68,6 @@ impl Verbs {
     pub fn with_entropy(mut self, entropy: Entropy) -> Self {
         self.exchanges.entropy = Some(entropy);
         self
-    }
-
-    /// Destroys an id that has no queue pair. Logs an error instead of returning it.
-    pub(super) fn discard(&mut self, key: Key) {
-        if let Err(error) = self.remove(key) {
-            local_log!(Error, "{error}");
-        }
     }
 
     /// Destroys an id and its queue pair. The id is invalid afterwards. Fails if the device may still use the memory of the id's work
@@ -124,28 +117,23 @@ impl Verbs {
         ended
     }
 
-    /// Destroys the kept queue pairs of the devices that were removed. Closes each of these devices, and destroys all objects on it, if no
-    /// id is on it any more.
+    /// Destroys the kept queue pairs of the devices that were removed. Closes each of these
+    /// devices, and destroys all objects on it, if no id is on it any more.
     pub(super) fn settle(&mut self) {
         while let Some(device) = self.hub.left.pop() {
             self.queues.retire_now(&mut self.hub, device);
-            if !self.hub.devices[device.0 as usize].is_unused() {
+            let entry = &mut self.hub.devices[device.0 as usize];
+            if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
                 continue;
             }
-            self.hub.release_waiting(device);
+            entry.release_waiting(&self.hub.connector);
             self.queues.release(device);
             for key in self.addresses.keys() {
                 if let Some(address) = self.addresses.get_mut(key).filter(|address| address.device == device.0) {
                     address.raw = None;
                 }
             }
-            for key in self.regions.keys() {
-                if let Some(region) = self.regions.get_mut(key).filter(|region| region.device == device.0) {
-                    if let Err(error) = region.deregister() {
-                        local_log!(Error, "{error}: the memory stays registered");
-                    }
-                }
-            }
+            self.regions.release(device);
             self.hub.close(device);
         }
     }
@@ -174,7 +162,7 @@ impl Drop for Verbs {
         }
         for device in 0..self.hub.devices.len() {
             self.queues.retire_now(&mut self.hub, DeviceId(device as u32));
-            self.hub.release_waiting(DeviceId(device as u32));
+            self.hub.devices[device].release_waiting(&self.hub.connector);
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Connections by out-of-band exchange: the calls of the program. `exchange_events` processes the messages of peers.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::capabilities::{Limits, port_attr, state_of};
 use super::entry::{ExchangeSocket, IdEntry, IdState};
@@ -25,6 +26,9 @@ use crate::slab::Key;
 
 /// The default of the ack timeout, as a code: 19 means about 2 s. The connection manager has the same default.
 const ACK_TIMEOUT: u8 = 19;
+/// The time that a peer has to send the message Request after it has connected, and to send the message Ready after the
+/// local side has sent Accept.
+pub(super) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of cached results of the search for a port and GID, and of searches without a result.
 pub(super) const MAX_CACHED: usize = 16;
 
@@ -64,7 +68,8 @@ impl Exchanges {
         }
     }
 
-    /// Closes the socket of an id, and destroys the id, which has no queue pair. Logs an error instead of returning it.
+    /// Closes the socket of an id, and destroys the id, which has no queue pair. Logs an error
+    /// instead of returning it.
     pub(super) fn discard(&mut self, hub: &mut DeviceHub, key: Key) {
         let Some(id) = hub.ids.get_mut(key) else { return };
         let (state, exchange) = (id.state, id.exchange.take());
@@ -72,6 +77,17 @@ impl Exchanges {
         if let Some(exchange) = exchange {
             self.close_exchange(hub, key, state, exchange);
         }
+    }
+
+    /// Registers the socket of an id in the epoll set. After an error, the id is destroyed.
+    pub(super) fn watch(&mut self, hub: &mut DeviceHub, key: Key) -> io::Result<()> {
+        let registry = hub.event_set.poll.registry();
+        let watched = match hub.ids.get(key).and_then(|id| id.exchange.as_ref()) {
+            Some(ExchangeSocket::Listener(listening)) => listening.watch(registry, key),
+            Some(ExchangeSocket::Stream(stream)) => stream.watch(registry, key),
+            None => Ok(()),
+        };
+        watched.inspect_err(|_| self.discard(hub, key))
     }
 
     // Functions that listen.
@@ -95,16 +111,7 @@ impl Exchanges {
         let mut id = IdEntry::new(Arc::new(RawId::for_exchange(0, listening.address(), None)), IdState::Listening);
         id.exchange = Some(ExchangeSocket::Listener(Box::new(listening)));
         let key = hub.add(id);
-        let registry = hub.event_set.poll.registry();
-        let watched = hub
-            .ids
-            .get_mut(key)
-            .and_then(IdEntry::listener_mut)
-            .map_or(Ok(()), |listening| listening.watch(registry, key));
-        if let Err(error) = watched {
-            self.discard(hub, key);
-            return Err(listen(error));
-        }
+        self.watch(hub, key).map_err(listen)?;
         Ok(CmId(key))
     }
 
@@ -248,17 +255,11 @@ impl Exchanges {
         })
     }
 
-    pub(super) fn connect_by_exchange(
-        &mut self,
-        hub: &mut DeviceHub,
-        id: CmId,
-        offer: &ConnectOffer,
-        min_rnr_timer: u8,
-    ) -> Result<()> {
+    pub(super) fn connect_by_exchange(&mut self, hub: &mut DeviceHub, id: CmId, offer: &ConnectOffer) -> Result<()> {
         let own = self.endpoint(hub, id, offer)?;
         let registry = hub.event_set.poll.registry();
         let entry = hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
-        entry.min_rnr_timer = min_rnr_timer;
+        entry.min_rnr_timer = offer.min_rnr_timer;
         entry.state = IdState::Connecting;
         let Some(stream) = entry.stream_mut() else { return Err(STALE_ID) };
         (stream.own, stream.psn) = (Some(own), own.psn);
@@ -270,10 +271,10 @@ impl Exchanges {
         Ok(())
     }
 
-    /// Returns the attributes that both sides use on a connection. `asks` is true on the active side. The active side's
-    /// Request decides some of the attributes.
-    fn agreed(entry: &IdEntry, limits: &Limits, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
-        let first = if asks { own } else { peer };
+    /// Returns the attributes that both sides use on a connection. The Request of the active side,
+    /// which is still connecting, decides some of the attributes.
+    fn agreed(entry: &IdEntry, limits: &Limits, own: &Endpoint, peer: &Endpoint) -> Negotiated {
+        let first = if entry.state == IdState::Connecting { own } else { peer };
         // In each direction, the number of outstanding Reads is the smaller of two numbers: the one that the requester
         // asks for (ORD), and the one that the responder supports (IRD).
         let read_depth = ReadDepth {
@@ -291,16 +292,10 @@ impl Exchanges {
     }
 
     /// Moves the queue pair through RTR to RTS, so that it can receive and send. Returns the negotiated attributes.
-    pub(super) fn connect_qp(
-        hub: &mut DeviceHub,
-        key: Key,
-        own: &Endpoint,
-        peer: &Endpoint,
-        asks: bool,
-    ) -> Result<Negotiated> {
+    pub(super) fn connect_qp(hub: &mut DeviceHub, key: Key, own: &Endpoint, peer: &Endpoint) -> Result<Negotiated> {
         let entry = hub.ids.get_mut(key).ok_or(STALE_ID)?;
         let device = entry.device.ok_or(STALE_ID)?;
-        let agreed = Self::agreed(entry, &hub.devices[device.0 as usize].limits, own, peer, asks);
+        let agreed = Self::agreed(entry, &hub.devices[device.0 as usize].limits, own, peer);
         let Some(port_gid) = entry.stream().and_then(|stream| stream.port_gid.as_ref()) else { return Err(STALE_ID) };
         entry.raw.modify(transitions::ready_to_receive(port_gid, peer, &agreed))?;
         entry.raw.modify(transitions::ready_to_send(own.psn, peer, &agreed))?;
@@ -313,17 +308,16 @@ impl Exchanges {
         hub: &mut DeviceHub,
         id: CmId,
         offer: &ConnectOffer,
-        min_rnr_timer: u8,
         now: Instant,
     ) -> Result<()> {
         let mut own = self.endpoint(hub, id, offer)?;
         let entry = hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
-        entry.min_rnr_timer = min_rnr_timer;
+        entry.min_rnr_timer = offer.min_rnr_timer;
         let Some(peer) = entry.stream().and_then(|stream| stream.peer) else { return Err(STALE_ID) };
         if entry.stream().is_some_and(|stream| stream.ack_timeout.is_none()) {
             own.ack_timeout = peer.ack_timeout;
         }
-        let agreed = Self::connect_qp(hub, id.0, &own, &peer, false)?;
+        let agreed = Self::connect_qp(hub, id.0, &own, &peer)?;
         // The message Accept carries the negotiated attributes, which may differ from those that the active side has
         // proposed.
         (own.mtu, own.traffic_class, own.retry_count) = (agreed.mtu, agreed.traffic_class, agreed.retry_count);
@@ -337,20 +331,14 @@ impl Exchanges {
                 log::debug!("the answer to a peer cannot be sent: {error}");
             }
         }
-        self.await_ready(hub, id.0, now);
+        self.set_deadline(hub, id.0, Some(now + PEER_TIMEOUT));
         Ok(())
     }
 
     /// Refuses a request: sends the refusal to the peer, and destroys the id of the request.
-    pub(super) fn refuse_exchange(
-        &mut self,
-        hub: &mut DeviceHub,
-        key: Key,
-        refusal: ExchangeRefusal,
-        private_data: &[u8],
-    ) {
+    pub(super) fn refuse_exchange(&mut self, hub: &mut DeviceHub, key: Key, refusal: ExchangeRefusal) {
         if let Some(stream) = hub.ids.get_mut(key).and_then(IdEntry::stream_mut) {
-            stream.conversation.refuse(refusal, private_data);
+            stream.conversation.refuse(refusal, &[]);
         }
         self.discard(hub, key);
     }
@@ -366,9 +354,7 @@ impl Exchanges {
             }
             _ => {}
         }
-        if entry.state == IdState::RequestReceived {
-            Self::request_answered(hub, id.0);
-        }
+        Self::request_answered(hub, id.0);
         let entry = hub.id_mut(id)?;
         let was = std::mem::replace(&mut entry.state, IdState::Disconnecting { flush_at: None });
         // Flush the queue pair before the message Goodbye is sent. The flush loses no message whose send has completed: such a message has
@@ -391,29 +377,16 @@ impl Exchanges {
 
     /// Closes the socket of an id, after the caller has removed the id from the table and destroyed its queue pair.
     pub(super) fn close_exchange(&mut self, hub: &mut DeviceHub, key: Key, state: IdState, exchange: ExchangeSocket) {
-        let registry = hub.event_set.poll.registry();
-        match exchange {
-            ExchangeSocket::Listener(listening) => {
-                if let Some(due) = listening.deadline {
-                    self.deadlines.remove(&(due, key));
-                }
-            }
-            ExchangeSocket::Stream(mut stream) => {
-                stream.close(registry);
-                if let Some(due) = stream.deadline {
-                    self.deadlines.remove(&(due, key));
-                }
-                if let Some(ticket) = stream.ticket {
-                    self.newcomers.remove(ticket);
-                }
-                let listening = stream.listener.filter(|_| state == IdState::RequestReceived);
-                if let Some(listening) =
-                    listening.and_then(|listening| hub.ids.get_mut(listening)).and_then(IdEntry::listener_mut)
-                {
-                    listening.waiting = listening.waiting.saturating_sub(1);
-                }
-            }
+        let mut exchange = exchange;
+        if let Some(due) = exchange.deadline_mut() {
+            self.deadlines.remove(&(*due, key));
         }
+        let ExchangeSocket::Stream(mut stream) = exchange else { return };
+        stream.close(hub.event_set.poll.registry());
+        if let Some(ticket) = stream.ticket {
+            self.newcomers.remove(ticket);
+        }
+        Self::one_less_waits(hub, stream.listener.filter(|_| state == IdState::RequestReceived));
     }
 
     /// Ends a connection attempt with the event `ConnectFailed`.
@@ -463,12 +436,7 @@ impl Exchanges {
         id.exchange = Some(ExchangeSocket::Stream(stream));
         let key = hub.add(id);
         hub.set_device(key, device);
-        let registry = hub.event_set.poll.registry();
-        let watched = hub.ids.get(key).and_then(IdEntry::stream).map_or(Ok(()), |stream| stream.watch(registry, key));
-        if let Err(error) = watched {
-            self.discard(hub, key);
-            return Err(TransportError::io("watching a stream", error));
-        }
+        self.watch(hub, key).map_err(|source| TransportError::io("watching a stream", source))?;
         Ok((CmId(key), device))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::entry::{ExchangeSocket, IdEntry, IdState};
-use super::exchange_calls::{Exchanges, MAX_CACHED};
+use super::exchange_calls::{Exchanges, MAX_CACHED, PEER_TIMEOUT};
 use super::exchange_socket::{ExchangeStream, StreamRead};
 use super::gid::PortGid;
 use super::hub::DeviceHub;
@@ -21,9 +21,6 @@ use crate::newcomers::Host;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// The time that a peer has to send the message Request after it has connected, and to send the message Ready after the
-/// local side has sent Accept.
-const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of these connections for
 /// each new peer: the oldest such connection of the host that has the most of them.
 pub(super) const MAX_NEWCOMERS: usize = 256;
@@ -101,17 +98,12 @@ impl Exchanges {
         id.exchange = Some(ExchangeSocket::Stream(Box::new(stream)));
         let key = hub.add(id);
         let ticket = self.newcomers.add(key, host, now);
-        let registry = hub.event_set.poll.registry();
-        let watched = hub.ids.get_mut(key).and_then(IdEntry::stream_mut).map_or(Ok(()), |stream| {
+        if let Some(stream) = hub.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.ticket = Some(ticket);
-            stream.watch(registry, key)
-        });
-        if watched.is_err() {
-            self.discard(hub, key);
-        } else {
-            self.set_deadline(hub, key, Some(now + PEER_TIMEOUT));
         }
-        watched
+        self.watch(hub, key)?;
+        self.set_deadline(hub, key, Some(now + PEER_TIMEOUT));
+        Ok(())
     }
 
     // Functions that process messages of peers.
@@ -167,7 +159,7 @@ impl Exchanges {
         };
         let is_full = listening.waiting >= listening.options.backlog.max(1);
         if is_full && !crate::planted("requests-without-a-limit") {
-            return self.refuse_exchange(hub, key, ExchangeRefusal::Busy, &[]);
+            return self.refuse_exchange(hub, key, ExchangeRefusal::Busy);
         }
         let (exchange, ack_timeout) = (listening.exchange.clone(), listening.options.ack_timeout);
         let source = local.map(|mut local| {
@@ -179,12 +171,12 @@ impl Exchanges {
             Ok(assigned) => assigned,
             Err(error) => {
                 log::debug!("{from} is refused: {error}");
-                return self.refuse_exchange(hub, key, ExchangeRefusal::NoPort, &[]);
+                return self.refuse_exchange(hub, key, ExchangeRefusal::NoPort);
             }
         };
         if port_gid.network != peer.network {
             log::debug!("{from} is refused: {}", ExchangeRefusal::OtherNetwork.reason());
-            return self.refuse_exchange(hub, key, ExchangeRefusal::OtherNetwork, &[]);
+            return self.refuse_exchange(hub, key, ExchangeRefusal::OtherNetwork);
         }
         let read_depth = ReadDepth {
             responder_resources: peer.initiator_depth.into(),
@@ -237,8 +229,13 @@ impl Exchanges {
     /// Decrements the number of requests that wait at the listener, because the program has answered one.
     pub(super) fn request_answered(hub: &mut DeviceHub, key: Key) {
         let listener = hub.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
-        if let Some(listening) = listener.and_then(|listener| hub.ids.get_mut(listener)).and_then(IdEntry::listener_mut)
-        {
+        Self::one_less_waits(hub, listener);
+    }
+
+    /// Decrements the number of requests that wait at the listener.
+    pub(super) fn one_less_waits(hub: &mut DeviceHub, listener: Option<Key>) {
+        let listening = listener.and_then(|listener| hub.ids.get_mut(listener)).and_then(IdEntry::listener_mut);
+        if let Some(listening) = listening {
             listening.waiting = listening.waiting.saturating_sub(1);
         }
     }
@@ -251,7 +248,7 @@ impl Exchanges {
             let why = ExchangeRefusal::OtherNetwork.reason().into();
             return self.fail_attempt(hub, key, ConnectFailure::Protocol(why));
         }
-        match Self::connect_qp(hub, key, &own, peer, true) {
+        match Self::connect_qp(hub, key, &own, peer) {
             Ok(agreed) => {
                 let Some(id) = hub.ids.get_mut(key) else { return };
                 id.state = IdState::Established;
@@ -349,22 +346,13 @@ impl Exchanges {
     /// must arrive. The deadline of a listener is the end of its pause.
     pub(super) fn set_deadline(&mut self, hub: &mut DeviceHub, key: Key, until: Option<Instant>) {
         let Some(id) = hub.ids.get_mut(key) else { return };
-        let due = match &mut id.exchange {
-            Some(ExchangeSocket::Listener(listening)) => &mut listening.deadline,
-            Some(ExchangeSocket::Stream(stream)) => &mut stream.deadline,
-            None => return,
-        };
+        let Some(due) = id.exchange.as_mut().map(ExchangeSocket::deadline_mut) else { return };
         if let Some(before) = std::mem::replace(due, until) {
             self.deadlines.remove(&(before, key));
         }
         if let Some(until) = until {
             self.deadlines.insert((until, key));
         }
-    }
-
-    /// Sets the deadline for the peer's message Ready.
-    pub(super) fn await_ready(&mut self, hub: &mut DeviceHub, key: Key, now: Instant) {
-        self.set_deadline(hub, key, Some(now + PEER_TIMEOUT));
     }
 
     /// Ends the connection attempts whose deadline has passed, and resumes the listeners whose pause has ended.

@@ -1,5 +1,6 @@
-//! [`DeviceHub`]: the state that all parts of the provider share: the ids, the devices, and the events that the program has not read yet. A
-//! part owns its own state and takes the hub as an argument. The hub does not know the parts.
+//! [`DeviceHub`]: the state that all parts of the provider share: the ids, the devices, and the
+//! events that the program has not read yet. A part owns its own state and takes the hub as an
+//! argument. The hub does not know the parts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,20 +10,17 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::NAME;
-use super::async_event::QpEvent;
 use super::channel::EventChannel;
 use super::connector::Connector;
 use super::devices::Device;
-use super::entry::{IdEntry, IdState};
+use super::entry::IdEntry;
 use super::exchange_socket;
-use super::ffi::QueueName;
 use super::id::ConnectOffer;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause, ReadDepth};
 use crate::error::{Result, TransportError};
-use crate::event::{AsyncEvent, DeviceEventKind};
+use crate::event::AsyncEvent;
 use crate::log_limit::LogLimit;
 use crate::provider::DeviceId;
-use crate::qp::QpId;
 use crate::slab::{Key, Slab};
 
 pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
@@ -39,9 +37,6 @@ const DEFAULT_READ_DEPTH: u16 = 16;
 /// The time limit for resolving an address while the program has not passed a time to the provider.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum number of device events that wait until the program reads them.
-const DEVICE_EVENTS: usize = 1000;
-
 /// The epoll set whose descriptor is the provider's connection-manager channel, and the sources that are ready and not
 /// processed yet.
 pub(super) struct CmEventSet {
@@ -57,7 +52,8 @@ pub(super) struct CmEventSet {
 }
 
 impl CmEventSet {
-    /// Polls the descriptors, and records which of them are ready. Returns whether at least one is ready, and whether the waker is.
+    /// Polls the descriptors, and records which of them are ready. Returns whether at least one is
+    /// ready, and whether the waker is.
     pub(super) fn poll(&mut self) -> Result<(bool, bool)> {
         match self.poll.poll(&mut self.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok((true, false)),
@@ -80,7 +76,8 @@ impl CmEventSet {
     }
 }
 
-/// The state that all parts of the provider share. The comment of the [module](self) has an overview.
+/// The state that all parts of the provider share. The comment of the [module](self) has an
+/// overview.
 pub(super) struct DeviceHub {
     /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect by out-of-band
     /// exchange only.
@@ -110,8 +107,8 @@ pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -
 }
 
 impl DeviceHub {
-    /// Makes a hub. `manager` is the channel of the connection manager. If the connection manager cannot be used,
-    /// `manager` is the reason.
+    /// Makes a hub. `manager` is the channel of the connection manager. If the connection manager
+    /// cannot be used, `manager` is the reason.
     pub(super) fn new(manager: std::result::Result<Arc<EventChannel>, String>) -> Result<Self> {
         let io = |source| TransportError::io("opening the connection-manager channel", source);
         let poll = Poll::new().map_err(io)?;
@@ -150,17 +147,11 @@ impl DeviceHub {
     }
 
     pub(super) fn id(&self, id: CmId) -> Result<&IdEntry> {
-        self.ids
-            .get(id.0)
-            .filter(|id| !matches!(id.state, IdState::WatchingDevice | IdState::AwaitingRequest))
-            .ok_or(STALE_ID)
+        self.ids.get(id.0).filter(|id| id.is_public()).ok_or(STALE_ID)
     }
 
     pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut IdEntry> {
-        self.ids
-            .get_mut(id.0)
-            .filter(|id| !matches!(id.state, IdState::WatchingDevice | IdState::AwaitingRequest))
-            .ok_or(STALE_ID)
+        self.ids.get_mut(id.0).filter(|id| id.is_public()).ok_or(STALE_ID)
     }
 
     pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {
@@ -170,10 +161,9 @@ impl DeviceHub {
     }
 
     pub(super) fn add(&mut self, id: IdEntry) -> Key {
+        let raw = Arc::clone(&id.raw);
         let key = self.ids.insert(id);
-        if let Some(id) = self.ids.get(key) {
-            id.raw.set_key(key);
-        }
+        raw.set_key(key);
         key
     }
 
@@ -222,6 +212,7 @@ impl DeviceHub {
             read_depth,
             retry_count: limits.retry_count(param.retries.path),
             rnr_retry_count: param.retries.receiver_not_ready,
+            min_rnr_timer: param.retries.min_rnr_timer,
         })
     }
 
@@ -236,9 +227,9 @@ impl DeviceHub {
     /// Reports to each id for which `concerned` returns true that its path has failed. `why` is the reason in the
     /// event.
     pub(super) fn path_failed(&mut self, concerned: impl Fn(&IdEntry) -> bool, why: &str) {
-        let keys: Vec<Key> = self.ids.iter().filter(|(_, id)| concerned(id)).map(|(key, _)| key).collect();
-        for key in keys {
-            self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why.into())));
+        for (key, _) in self.ids.iter().filter(|(_, id)| concerned(id)) {
+            let kind = CmEventKind::Disconnected(DisconnectCause::Path(why.into()));
+            self.events.push_back(CmEvent { id: CmId(key), kind });
         }
     }
 
@@ -247,51 +238,6 @@ impl DeviceHub {
             let event = id.disconnected(cause);
             self.push(key, event);
         }
-    }
-
-    pub(super) fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
-        if self.device_events.len() >= DEVICE_EVENTS {
-            // The list is full: the program does not read the events, or the device reports events without end. Drop
-            // the oldest event of a queue pair, because many queue pairs may end at the same time. If there is none,
-            // drop the oldest event.
-            let of_queue_pair = |event: &AsyncEvent| matches!(event.kind, DeviceEventKind::LastReceive(_));
-            let place = self.device_events.iter().position(of_queue_pair).unwrap_or(0);
-            self.device_events.remove(place);
-        }
-        self.device_events.push_back(AsyncEvent { device: DeviceId(device as u32), kind });
-    }
-
-    /// Reports the removal of a device by one event for every id on the device.
-    pub(super) fn device_removed(&mut self, device: DeviceId) {
-        let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
-        let again = std::mem::replace(&mut entry.removed, true);
-        if !again {
-            local_log!(Warn, "the device {} was removed: {} ids are on it", entry.info.name, entry.ids);
-        }
-        if let Some(raw) = &entry.raw {
-            raw.set_removed();
-        }
-        for key in self.ids.keys() {
-            let Some(id) = self.ids.get_mut(key) else { continue };
-            if id.device == Some(device) && id.state != IdState::WatchingDevice && !id.removal_reported {
-                id.removal_reported = true;
-                self.push(key, CmEventKind::DeviceRemoval);
-            }
-        }
-        if !again {
-            self.device_event(device.0 as usize, DeviceEventKind::Removed);
-        }
-        self.left.push(device);
-    }
-
-    /// Treats a device as failed and removed. Its completion channel has failed, so the provider can no longer wait for
-    /// completions.
-    pub(super) fn channel_failed(&mut self, device: DeviceId, why: &str) {
-        let index = device.0 as usize;
-        local_log!(Error, "{}: {why}: the device is treated as failed", self.devices[index].info.name);
-        self.device_event(index, DeviceEventKind::Fatal);
-        self.device_removed(device);
-        self.connector.wake();
     }
 
     pub(super) fn set_min_rnr_timer(&self, key: Key) {
@@ -304,36 +250,9 @@ impl DeviceHub {
         }
     }
 
-    /// Processes an event of the queue pair with the name `queue`.
-    pub(super) fn qp_event(&mut self, device: usize, kind: QpEvent, queue: QueueName) {
-        let name = &self.devices[device].info.name;
-        let is_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
-        let key = self.ids.at(queue.slot()).filter(|(_, id)| is_it(id)).map(|(key, _)| key);
-        let Some((key, id)) = key.and_then(|key| Some((key, self.ids.get_mut(key)?))) else {
-            // The queue pair belongs to another provider in this process. Every provider receives all events of the
-            // device.
-            log::trace!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
-            return;
-        };
-        match kind {
-            QpEvent::Failed(why) if matches!(id.state, IdState::Accepting | IdState::Established) => {
-                let why = format!("{name}: {why}");
-                self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why)));
-            }
-            QpEvent::CommunicationEstablished
-                if id.state == IdState::Accepting && !id.handshaking && !id.raw.uses_exchange() =>
-            {
-                if let Err(error) = id.raw.notify_established() {
-                    log::debug!("{name}: {error}");
-                }
-            }
-            QpEvent::LastReceive => {
-                if let Some(qp) = &mut id.qp {
-                    qp.last_receive = true;
-                }
-                self.device_event(device, DeviceEventKind::LastReceive(QpId(key)));
-            }
-            other => log::trace!("{name}: {other:?}"),
-        }
+    /// Returns an error if the port is down and the connection manager would send through it.
+    pub(super) fn check_port(&mut self, device: Option<DeviceId>, port: u8) -> Result<()> {
+        let device = device.and_then(|device| self.devices.get_mut(device.0 as usize));
+        device.map_or(Ok(()), |device| device.check_port(port))
     }
 }

@@ -17,7 +17,8 @@ impl IdEntry {
         Some(CmEventKind::ConnectFailed(failure))
     }
 
-    /// Processes the event that the connection is established. `agreed` has the read depths of an active connection.
+    /// Processes the event that the connection is established. `agreed` has the read depths of an
+    /// active connection.
     pub(super) fn established(&mut self, private_data: Box<[u8]>, agreed: ReadDepth) -> Option<CmEventKind> {
         self.handshaking = false;
         let private_data = match self.state {
@@ -75,8 +76,8 @@ impl IdEntry {
         CmEventKind::Disconnected(cause)
     }
 
-    /// Ends the wait for the peer to close the connection: puts the queue pair into the error state. Does nothing if
-    /// the id does not wait for this.
+    /// Ends the wait for the peer to close the connection: puts the queue pair into the error
+    /// state. Does nothing if the id does not wait for this.
     pub(super) fn flush_closing(&mut self) {
         if let IdState::Disconnecting { flush_at: Some(_) } = self.state {
             self.state = IdState::Disconnecting { flush_at: None };

@@ -1,5 +1,5 @@
-//! The devices of ids: opening a device for its first id, destroying an id, and closing a removed device after its last
-//! id was destroyed.
+//! The devices of ids: opening a device for its first id, destroying an id, and closing a removed
+//! device after its last id was destroyed.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -158,8 +158,10 @@ impl DeviceHub {
         })
     }
 
-    /// Destroys an id that was removed from the table. Fails if the device may still use the memory of the id's work
-    /// requests. `stopped` is `Ok` if the queue pair is in the error state, or if no other thread has an `Arc` of the id.
+    /// Destroys an id that was removed from the table. Fails if the device may still use the memory
+    /// of the id's work requests. If another thread has an `Arc` of the id, that thread destroys it
+    /// later. In this case, returns `stopped`, which is `Ok` if the queue pair is in the error
+    /// state.
     pub(super) fn destroy(&mut self, id: IdEntry, stopped: Result<()>) -> Result<()> {
         let IdEntry { raw, device, handshaking, state, .. } = id;
         if handshaking {
@@ -168,11 +170,12 @@ impl DeviceHub {
             return stopped;
         }
         raw.abandon();
-        self.destroy_raw(device, state, raw, stopped)
+        let Some(device) = device else { return RawId::destroy(raw, stopped) };
+        self.devices[device.0 as usize].destroy_raw(state, raw, stopped)
     }
 
-    /// Destroys an id that has no queue pair. Logs an error instead of returning it. An exchange socket of the id must
-    /// be closed by the caller.
+    /// Destroys an id that has no queue pair. Logs an error instead of returning it. An exchange
+    /// socket of the id must be closed by the caller.
     pub(super) fn discard(&mut self, key: Key) {
         let Some(id) = self.ids.remove(key) else { return };
         debug_assert!(id.qp.is_none(), "a queue pair has entries in its queues");
@@ -183,7 +186,8 @@ impl DeviceHub {
         self.leave_device(device);
     }
 
-    /// Counts one id less on a device. If the device was removed, [`Verbs`](super::Verbs) closes it after its last id.
+    /// Counts one id less on a device. If the device was removed, [`Verbs`](super::Verbs) closes it
+    /// after its last id.
     pub(super) fn leave_device(&mut self, device: Option<DeviceId>) {
         let Some(device) = device else { return };
         let entry = &mut self.devices[device.0 as usize];
@@ -193,7 +197,8 @@ impl DeviceHub {
         }
     }
 
-    /// Closes a removed device. The caller has destroyed all objects on it. Then the kernel can finish the removal.
+    /// Closes a removed device. The caller has destroyed all objects on it. Then the kernel can
+    /// finish the removal.
     pub(super) fn close(&mut self, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         entry.armed = 0;

@@ -18,10 +18,10 @@
 //! | `id` | the owner of an id and its queue pair |
 //! | `exchange_socket` | the listener and the stream of a connection by out-of-band exchange, which needs no connection manager |
 //! | `connector` | threads for the calls that block on iWARP |
-//! | `qp`, `entry`, `devices` | entries of the provider's tables: a queue pair, an id, a device |
+//! | `qp`, `entry`, `devices`, `port` | entries of the provider's tables: a queue pair, an id, a device and its ports |
 //! | `id_events`, `datagram` | the processing of events of an id, and its multicast groups |
 //! | `hub` | `DeviceHub`: the ids, the devices and the events, which all parts share; it does not know the parts |
-//! | `lifecycle`, `port`, `connecting` | operations of the hub: devices of ids, ports that are down, ids of the connection manager |
+//! | `lifecycle`, `connecting`, `hub_events` | operations of the hub: devices of ids, calls and events of the connection manager |
 //! | `queues`, `retiring` | `DeviceQueues`: completion queues, shared receive queues, and queue pairs that are destroyed later |
 //! | `exchange_calls`, `exchange_events` | `Exchanges`: calls of the program, and input from peers, of connections by exchange |
 //! | `core` | [`Verbs`]: the parts |
@@ -96,6 +96,7 @@ mod ffi;
 mod gid;
 mod handover;
 mod hub;
+mod hub_events;
 mod id;
 mod id_events;
 mod lifecycle;

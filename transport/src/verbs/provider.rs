@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::NAME;
 use super::address::{Address, RawAddressHandle};
@@ -16,19 +16,16 @@ use super::handover::DetachedId;
 use super::id::Service;
 use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegisteredRegion};
 use super::queues::{STALE_QP, STALE_SRQ};
-use super::status::connect_failure;
 use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::Features;
-use crate::cm::{
-    CmEvent, CmEventKind, CmId, ConnectParam, Detached, ExchangeOptions, ListenParam, PathOptions, ReadDepth,
-};
+use crate::cm::{CmEvent, CmId, ConnectParam, Detached, ExchangeOptions, ListenParam, PathOptions};
 use crate::cq::{CqAttr, Notify};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Result, TransportError};
 use crate::event::AsyncEvent;
 use crate::exchange::message::ExchangeRefusal;
 use crate::mem::Memory;
-use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::mr::{Access, MemoryRegion, MrId};
 use crate::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::registrar::{Registrar, Registration};
@@ -39,35 +36,6 @@ use crate::roles::{
 use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
-
-const STALE_REGION: TransportError = TransportError::Stale { object: "memory region" };
-
-/// The time that an iWARP peer has to close a connection after the local side has disconnected. If the peer has not
-/// closed it by then, the local side resets the connection.
-const CLOSE_LIMIT: Duration = Duration::from_millis(500);
-
-impl Verbs {
-    fn check_access(&self, device: DeviceId, access: Access) -> Result<()> {
-        let features = self.hub.live_device(device)?.info.capabilities.features;
-        if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {
-            return Err(TransportError::Unsupported { provider: NAME, feature: "atomic operations on this device" });
-        }
-        if access.contains(Access::DIRECT) {
-            return Err(TransportError::Unsupported {
-                provider: NAME,
-                feature: "direct regions: those are for peers of one host",
-            });
-        }
-        if access.contains(Access::ON_DEMAND) && !features.contains(Features::ON_DEMAND_PAGING) {
-            return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging on this device" });
-        }
-        Ok(())
-    }
-
-    fn add_region(&mut self, (region, local_key, remote_key): (RegisteredRegion, LocalKey, RemoteKey)) -> MemoryRegion {
-        MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
-    }
-}
 
 // SAFETY: the numbers are those of the contract of [`Provider`]. 1. to 3. By the contract of libibverbs (`ibv_post_send`(3),
 // `ibv_poll_cq`(3), `ibv_modify_qp`(3)), a device uses the memory of a work request until its completion, completes work in order, and uses
@@ -88,10 +56,9 @@ unsafe impl Provider for Verbs {
 
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
         if self.hub.manager().is_err() {
-            self.exchanges.device_at_gid(&mut self.hub, address)
-        } else {
-            self.hub.device_at_address(address)
+            return self.exchanges.device_at_gid(&mut self.hub, address);
         }
+        self.hub.device_at_address(address)
     }
 
     fn channel(&self, channel: Channel) -> Result<RawFd> {
@@ -144,30 +111,9 @@ unsafe impl Provider for Verbs {
         }
         let offer = self.hub.offer(entry, param, None)?;
         if entry.raw.uses_exchange() {
-            return self.exchanges.connect_by_exchange(&mut self.hub, id, &offer, param.retries.min_rnr_timer);
+            return self.exchanges.connect_by_exchange(&mut self.hub, id, &offer);
         }
-        let (iwarp, raw, device) = (self.hub.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
-        self.hub.check_port(device, raw.port())?;
-        let mut refused = None;
-        if iwarp {
-            let started = self.hub.connector.connect(id.0, raw, offer);
-            started.map_err(|source| TransportError::io("starting a thread to connect on", source))?;
-        } else if let Err(error) = raw.connect(&offer) {
-            match error {
-                TransportError::Io { source, .. } => refused = Some(connect_failure(&source)),
-                other => return Err(other),
-            }
-        }
-        let entry = self.hub.id_mut(id)?;
-        entry.handshaking = iwarp;
-        entry.min_rnr_timer = param.retries.min_rnr_timer;
-        entry.state = IdState::Connecting;
-        if let Some(failure) = refused {
-            entry.state = IdState::Closed;
-            self.hub.push(id.0, CmEventKind::ConnectFailed(failure));
-            self.hub.connector.wake();
-        }
-        Ok(())
+        self.hub.connect_managed(id, offer)
     }
 
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
@@ -180,28 +126,12 @@ unsafe impl Provider for Verbs {
             return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let offer = self.hub.offer(entry, param, Some(entry.read_depth))?;
-        let (iwarp, device, port) = (self.hub.is_iwarp(entry), entry.device, entry.raw.port());
-        self.hub.check_port(device, port)?;
-        let entry = self.hub.id_mut(id)?;
         if entry.raw.uses_exchange() {
-            return self.exchanges.accept_by_exchange(&mut self.hub, id, &offer, param.retries.min_rnr_timer, now);
+            let (device, port) = (entry.device, entry.raw.port());
+            self.hub.check_port(device, port)?;
+            return self.exchanges.accept_by_exchange(&mut self.hub, id, &offer, now);
         }
-        entry.raw.accept(&offer)?;
-        entry.handshaking = iwarp;
-        entry.min_rnr_timer = param.retries.min_rnr_timer;
-        entry.read_depth = offer.read_depth;
-        entry.state = IdState::Accepting;
-        if entry.raw.service() == Service::Datagram {
-            // The id is established immediately, because librdmacm reports no event after the answer to a request for
-            // datagrams.
-            entry.state = IdState::Established;
-            let (private_data, read_depth) = (Box::default(), ReadDepth::default());
-            self.hub.push(id.0, CmEventKind::Established { private_data, read_depth });
-            self.hub.connector.wake();
-        } else {
-            self.hub.set_min_rnr_timer(id.0);
-        }
-        Ok(())
+        self.hub.accept_managed(id, &offer)
     }
 
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
@@ -218,14 +148,13 @@ unsafe impl Provider for Verbs {
             if let Some(stream) = self.hub.id_mut(id)?.stream_mut() {
                 stream.conversation.refuse(ExchangeRefusal::Program, private_data);
             }
-            self.discard(id.0);
-            return Ok(());
-        }
-        if let Err(error) = self.hub.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
+        } else if let Err(error) = self.hub.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
             // Only log the error: the peer may have disconnected before the rejection.
             log::debug!("{error}");
         }
-        self.discard(id.0);
+        if let Err(error) = self.remove(id.0) {
+            local_log!(Error, "{error}");
+        }
         Ok(())
     }
 
@@ -235,50 +164,8 @@ unsafe impl Provider for Verbs {
         if entry.raw.uses_exchange() {
             return self.exchanges.disconnect_exchange(&mut self.hub, id);
         }
-        let (iwarp, device, port) = (self.hub.is_iwarp(entry), entry.device, entry.raw.port());
-        let up = self.hub.check_port(device, port).is_ok();
-        let entry = self.hub.id_mut(id)?;
-        let notify_peer = match entry.state {
-            IdState::Disconnecting { .. } => return Ok(()),
-            IdState::Listening | IdState::WatchingDevice => {
-                return Err(TransportError::InvalidState { call: "disconnect", state: entry.state.name() });
-            }
-            // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block until the handshake has
-            // ended. Destroying the id also ends the handshake, on a private thread.
-            IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
-            IdState::Established => entry.raw.service() == Service::Connected,
-            // The peer has disconnected first. `rdma_disconnect` answers the peer's disconnect, and fails if the answer
-            // is too late.
-            IdState::Closed => entry.qp.is_some() && !entry.handshaking,
-            IdState::RequestReceived => {
-                if up {
-                    if let Err(error) = entry.raw.reject(&[]) {
-                        log::debug!("{error}");
-                    }
-                }
-                false
-            }
-            IdState::Bound | IdState::Resolving | IdState::Resolved | IdState::AwaitingRequest => false,
-        };
-        let mut notified = false;
-        if notify_peer && up {
-            match entry.raw.disconnect() {
-                Ok(()) => notified = true,
-                Err(error) => log::debug!("{error}"),
-            }
-        }
-        // On iWARP, let the peer close the connection first. On an iWARP adapter, the error state resets the TCP connection, and the bytes
-        // that were sent last may be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter
-        // refuses the error state while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
-        if iwarp && notified && entry.state == IdState::Established {
-            let until = now + CLOSE_LIMIT;
-            entry.state = IdState::Disconnecting { flush_at: Some(until) };
+        if let Some(until) = self.hub.disconnect_managed(id, now)? {
             self.closing.push_back((until, id.0));
-            return Ok(());
-        }
-        entry.state = IdState::Disconnecting { flush_at: None };
-        if let Err(error) = entry.raw.flush() {
-            log::debug!("{error}");
         }
         Ok(())
     }
@@ -300,17 +187,13 @@ unsafe impl Provider for Verbs {
         range: Range<usize>,
         access: Access,
     ) -> Result<MemoryRegion> {
-        self.check_access(device, access)?;
-        let open = self.hub.live_device(device)?.live()?;
+        let open = self.hub.live_device(device)?.check_access(access)?;
         let region = RegisteredRegion::register(open, device.0, memory, range, access)?;
-        Ok(self.add_region(region))
+        Ok(self.regions.add(region))
     }
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
-        let entry = self.regions.get_mut(region.0).ok_or(STALE_REGION)?;
-        entry.deregister()?;
-        self.regions.remove(region.0);
-        Ok(())
+        self.regions.deregister(region)
     }
 
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
@@ -440,13 +323,8 @@ impl Exchange for Verbs {
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.exchanges.resolve_by_exchange(
-            &mut self.hub,
-            ExchangeStream::active(Some(peer), None),
-            options,
-            exchange,
-            deadline,
-        )
+        let stream = ExchangeStream::active(Some(peer), None);
+        self.exchanges.resolve_by_exchange(&mut self.hub, stream, options, exchange, deadline)
     }
 
     fn resolve_exchange_over(
@@ -456,13 +334,8 @@ impl Exchange for Verbs {
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.exchanges.resolve_by_exchange(
-            &mut self.hub,
-            ExchangeStream::active(None, Some(adopt(stream)?)),
-            options,
-            exchange,
-            deadline,
-        )
+        let stream = ExchangeStream::active(None, Some(adopt(stream)?));
+        self.exchanges.resolve_by_exchange(&mut self.hub, stream, options, exchange, deadline)
     }
 }
 
@@ -487,11 +360,11 @@ impl RemoteKeys for Verbs {
     /// Returns `false`: a device has one protection domain for all connections, so a key cannot be restricted to one
     /// peer.
     fn restrict(&mut self, region: MrId, _: QpId) -> Result<bool> {
-        self.regions.get(region.0).map(|_| false).ok_or(STALE_REGION)
+        self.regions.get_mut(region).map(|_| false)
     }
 
     fn invalidate(&mut self, region: MrId) -> Result<()> {
-        self.regions.get_mut(region.0).ok_or(STALE_REGION)?.invalidate()
+        self.regions.get_mut(region)?.invalidate()
     }
 }
 
@@ -540,7 +413,7 @@ impl OffLoopRegistration for Verbs {
         if !Arc::ptr_eq(ours, &device) {
             return Err(TransportError::Stale { object: "device of a registration" });
         }
-        Ok(self.add_region((region, local_key, remote_key)))
+        Ok(self.regions.add((region, local_key, remote_key)))
     }
 }
 
@@ -554,11 +427,10 @@ impl ForeignMemory for Verbs {
         address: u64,
         access: Access,
     ) -> Result<MemoryRegion> {
-        self.check_access(device, access)?;
-        let open = self.hub.live_device(device)?.live()?;
+        let open = self.hub.live_device(device)?.check_access(access)?;
         let region =
             RegisteredRegion::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
-        Ok(self.add_region(region))
+        Ok(self.regions.add(region))
     }
 }
 
@@ -587,7 +459,9 @@ impl Datagrams for Verbs {
             entry.state = IdState::Established;
         }
         drop(raw);
-        self.discard(id.0);
+        if let Err(error) = self.remove(id.0) {
+            local_log!(Error, "{error}");
+        }
         answered
     }
 

@@ -348,7 +348,8 @@ impl DeviceQueues {
         hub.connector.wake();
     }
 
-    /// Processes the event that a shared receive queue has failed. Ends the connections whose queue pairs use the queue.
+    /// Processes the event that a shared receive queue has failed. Ends the connections whose queue
+    /// pairs use the queue.
     pub(super) fn srq_failed(&mut self, hub: &mut DeviceHub, device: usize, name: QueueName) {
         let ours = |srq: &Srq| srq.raw.as_ref().is_some_and(|raw| raw.name == name);
         let Some((key, _)) = self.srqs.at(name.slot()).filter(|(_, srq)| ours(srq)) else {
@@ -401,7 +402,8 @@ impl DeviceQueues {
         Ok(())
     }
 
-    /// Returns the queue of the next completion event of a device. Fails if the completion channel has failed.
+    /// Returns the queue of the next completion event of a device. Fails if the completion channel
+    /// has failed.
     pub(super) fn next_event(&mut self, device: &mut Device) -> Result<Option<CqId>> {
         // If no queue is armed, no event can arrive, so the system call is skipped.
         while device.armed > 0 {

@@ -86,7 +86,7 @@ impl DeviceQueues {
         // queue pair that they destroy. Poll again afterwards, because destroying the queue pair may add completions.
         self.stash_completions(hub, key, &qp);
         raw.abandon();
-        if let Err(error) = hub.destroy_raw(Some(device), state, raw, Ok(())) {
+        if let Err(error) = hub.devices[device.0 as usize].destroy_raw(state, raw, Ok(())) {
             // Only log the error: the queue pair is in the error state, in which the device accesses no memory for
             // the queue pair.
             local_log!(Error, "{error}: the queue pair is left in the error state");
