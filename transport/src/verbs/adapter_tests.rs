@@ -78,7 +78,7 @@ impl AdapterTest {
     }
 
     fn handle(&self, id: CmId) -> Handle {
-        let raw = self.verbs.id(id).unwrap().raw.as_ptr();
+        let raw = self.verbs.hub.id(id).unwrap().raw.as_ptr();
         // SAFETY: the fake never frees an id.
         Handle { qp: unsafe { (*raw).qp }, id: raw }
     }
@@ -344,7 +344,7 @@ fn a_device_that_is_removed_ends_the_resolving_from_its_address() {
     let never = "10.0.0.98:7".parse().unwrap();
     let id = world.verbs.resolve(never, &options, world.now + Duration::from_secs(5)).unwrap();
     assert!(world.events().is_empty());
-    let raw = world.verbs.id(id).unwrap().raw.as_ptr();
+    let raw = world.verbs.hub.id(id).unwrap().raw.as_ptr();
     world.fake.id_event(raw, cm::RDMA_CM_EVENT_DEVICE_REMOVAL);
     let events = world.events();
     assert!(matches!(events[..], [CmEventKind::ConnectFailed(ConnectFailure::Unreachable(_))]), "{events:?}");
@@ -367,7 +367,7 @@ fn no_new_id_is_on_a_device_that_has_failed() {
     assert!(matches!(&refused, TransportError::NoDevice { reason } if reason == "fake0 was removed"), "{refused}");
     world.verbs.destroy_id(end.id, world.now).unwrap();
     let listener = world.verbs.listen(address, &ListenParam::default()).unwrap();
-    let device = world.verbs.id(listener).unwrap().device.unwrap();
+    let device = world.verbs.hub.id(listener).unwrap().device.unwrap();
     assert!(device != failed && world.verbs.device(device).is_some(), "{device:?}");
 }
 
@@ -451,7 +451,7 @@ fn an_address_that_moves_is_told() {
     let mut world = AdapterTest::new(Personality::default());
     let (end, _) = world.pair();
     let listener = world.verbs.listen("10.0.0.1:7".parse().unwrap(), &ListenParam::default()).unwrap();
-    let raw = world.verbs.id(listener).unwrap().raw.as_ptr();
+    let raw = world.verbs.hub.id(listener).unwrap().raw.as_ptr();
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_ADDR_CHANGE);
     world.fake.id_event(raw, cm::RDMA_CM_EVENT_ADDR_CHANGE);
     let first = world.verbs.next_cm_event(world.now).unwrap().unwrap();
@@ -913,7 +913,7 @@ fn an_error_state_that_is_refused_is_reported() {
     let (id, device) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
     // Share the id, as a private thread that connects on iWARP does.
-    let held = Arc::clone(&world.verbs.id(end.id).unwrap().raw);
+    let held = Arc::clone(&world.verbs.hub.id(end.id).unwrap().raw);
     world.fake.fail("modify_qp", libc::EIO);
     let why = world.verbs.destroy_id(end.id, world.now).unwrap_err().to_string();
     assert!(why.contains("ibv_modify_qp failed: "), "{why}");
@@ -923,7 +923,7 @@ fn an_error_state_that_is_refused_is_reported() {
     // In the error state the queue pair accesses no memory, so `destroy_id` succeeds.
     world.fake.fail("modify_qp", 0);
     let (end, _) = world.pair();
-    let held = Arc::clone(&world.verbs.id(end.id).unwrap().raw);
+    let held = Arc::clone(&world.verbs.hub.id(end.id).unwrap().raw);
     world.verbs.destroy_id(end.id, world.now).unwrap();
     assert!(world.fake.qp(&end.handle, |qp| qp.in_error && !qp.destroyed));
     drop(held);

@@ -1,18 +1,27 @@
-//! Listening and resolving: the options of ids, and the local address of a connection.
+//! Listening, resolving and connect requests through the connection manager: the options of ids,
+//! and the local address of a connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::core::{Verbs, milliseconds_to};
+use super::NAME;
+use super::capabilities::{max_datagram, port_attr};
 use super::entry::{IdEntry, IdState};
 use super::ffi::{RawAddress, local_addresses, scoped_for};
-use super::id::{RawId, Service};
+use super::hub::{DeviceHub, milliseconds_to};
+use super::id::{ConnectOffer, RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
-use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, Source};
+use crate::caps::Features;
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, ReadDepth, Source};
 use crate::error::{Result, TransportError};
+use crate::provider::DeviceId;
 
-impl Verbs {
+/// The time that an iWARP peer has to close a connection after the local side has disconnected. If the peer has not
+/// closed it by then, the local side resets the connection.
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);
+
+impl DeviceHub {
     pub(super) fn listen_for(&mut self, service: Service, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         let listen = |error| match error {
             TransportError::Io { source, .. } => TransportError::Listen { address, source },
@@ -116,6 +125,154 @@ impl Verbs {
         self.push(key, CmEventKind::ConnectFailed(failure));
         self.connector.wake();
         Ok(CmId(key))
+    }
+
+    /// Creates an id for datagrams that is bound to `address`. Returns the id, its device, and the length of the largest datagram that its
+    /// port can send, in bytes.
+    pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
+        let raw = RawId::create(self.manager()?, Service::Datagram)?;
+        raw.bind(&RawAddress::new(address)).map_err(|error| match error {
+            TransportError::Io { source, .. } => TransportError::Listen { address, source },
+            other => other,
+        })?;
+        if raw.context().is_null() {
+            let reason = format!("{} is not on an RDMA device: datagrams need the address of a device", address.ip());
+            return Err(TransportError::NoDevice { reason });
+        }
+        let port = raw.port();
+        let key = self.add(IdEntry::new(Arc::new(raw), IdState::Bound));
+        let assigned = self.assign_device(key).and_then(|device| {
+            let entry = &self.devices[device.0 as usize];
+            if !entry.info.capabilities.features.contains(Features::DATAGRAMS) {
+                return Err(TransportError::Unsupported { provider: NAME, feature: "datagrams on this device" });
+            }
+            Ok((device, max_datagram(&port_attr(entry.live()?.context(), port)?)))
+        });
+        match assigned {
+            Ok((device, max)) => Ok((CmId(key), device, max)),
+            Err(error) => {
+                self.discard(key);
+                Err(error)
+            }
+        }
+    }
+
+    /// Creates an id for datagrams, and starts to resolve `peer`.
+    pub(super) fn resolve_datagrams(
+        &mut self,
+        peer: SocketAddr,
+        from: Option<SocketAddr>,
+        deadline: Instant,
+    ) -> Result<CmId> {
+        let raw = RawId::create(self.manager()?, Service::Datagram)?;
+        if let Some(from) = from {
+            raw.bind(&RawAddress::new(from))?;
+        }
+        self.resolve_on(raw, peer, deadline)
+    }
+
+    /// Sends a connect request.
+    pub(super) fn connect_managed(&mut self, id: CmId, offer: ConnectOffer) -> Result<()> {
+        let entry = self.id(id)?;
+        let min_rnr_timer = offer.min_rnr_timer;
+        let (iwarp, raw, device) = (self.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
+        self.check_port(device, raw.port())?;
+        let mut refused = None;
+        if iwarp {
+            let started = self.connector.connect(id.0, raw, offer);
+            started.map_err(|source| TransportError::io("starting a thread to connect on", source))?;
+        } else if let Err(error) = raw.connect(&offer) {
+            match error {
+                TransportError::Io { source, .. } => refused = Some(connect_failure(&source)),
+                other => return Err(other),
+            }
+        }
+        let entry = self.id_mut(id)?;
+        entry.handshaking = iwarp;
+        entry.min_rnr_timer = min_rnr_timer;
+        entry.state = IdState::Connecting;
+        if let Some(failure) = refused {
+            entry.state = IdState::Closed;
+            self.push(id.0, CmEventKind::ConnectFailed(failure));
+            self.connector.wake();
+        }
+        Ok(())
+    }
+
+    /// Accepts a connect request.
+    pub(super) fn accept_managed(&mut self, id: CmId, offer: &ConnectOffer) -> Result<()> {
+        let entry = self.id(id)?;
+        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
+        self.check_port(device, port)?;
+        let entry = self.id_mut(id)?;
+        entry.raw.accept(offer)?;
+        entry.handshaking = iwarp;
+        entry.min_rnr_timer = offer.min_rnr_timer;
+        entry.read_depth = offer.read_depth;
+        entry.state = IdState::Accepting;
+        if entry.raw.service() == Service::Datagram {
+            // The id is established immediately, because librdmacm reports no event after the answer to a request for
+            // datagrams.
+            entry.state = IdState::Established;
+            let (private_data, read_depth) = (Box::default(), ReadDepth::default());
+            self.push(id.0, CmEventKind::Established { private_data, read_depth });
+            self.connector.wake();
+        } else {
+            self.set_min_rnr_timer(id.0);
+        }
+        Ok(())
+    }
+
+    /// Disconnects an id. Returns the time at which its queue pair must be put into the error
+    /// state, if the peer has not closed the connection before; `None` if the queue pair is in the
+    /// error state already.
+    pub(super) fn disconnect_managed(&mut self, id: CmId, now: Instant) -> Result<Option<Instant>> {
+        let entry = self.id(id)?;
+        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
+        let up = self.check_port(device, port).is_ok();
+        let entry = self.id_mut(id)?;
+        let notify_peer = match entry.state {
+            IdState::Disconnecting { .. } => return Ok(None),
+            IdState::Listening | IdState::WatchingDevice => {
+                return Err(TransportError::InvalidState { call: "disconnect", state: entry.state.name() });
+            }
+            // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block until the handshake has
+            // ended. Destroying the id also ends the handshake, on a private thread.
+            IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
+            IdState::Established => entry.raw.service() == Service::Connected,
+            // The peer has disconnected first. `rdma_disconnect` answers the peer's disconnect, and fails if the answer
+            // is too late.
+            IdState::Closed => entry.qp.is_some() && !entry.handshaking,
+            IdState::RequestReceived => {
+                if up {
+                    if let Err(error) = entry.raw.reject(&[]) {
+                        log::debug!("{error}");
+                    }
+                }
+                false
+            }
+            IdState::Bound | IdState::Resolving | IdState::Resolved | IdState::AwaitingRequest => false,
+        };
+        let mut notified = false;
+        if notify_peer && up {
+            match entry.raw.disconnect() {
+                Ok(()) => notified = true,
+                Err(error) => log::debug!("{error}"),
+            }
+        }
+        // On iWARP, let the peer close the connection first. On an iWARP adapter, the error state resets the TCP connection, and the bytes
+        // that were sent last may be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter
+        // refuses the error state while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
+        if iwarp && notified && entry.state == IdState::Established {
+            let until = now + CLOSE_LIMIT;
+            entry.state = IdState::Disconnecting { flush_at: Some(until) };
+            return Ok(Some(until));
+        }
+        entry.state = IdState::Disconnecting { flush_at: None };
+        if let Err(error) = entry.raw.flush() {
+            log::debug!("{error}");
+        }
+        Ok(None)
     }
 }
 

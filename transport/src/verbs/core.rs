@@ -1,147 +1,49 @@
-//! [`Verbs`]: the provider's tables, and the functions that look up their entries.
+//! [`Verbs`]: the parts of the provider, and the functions for which several of them are needed.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
-
-use super::NAME;
 use super::address::Address;
-use super::chains::Chains;
 use super::channel::EventChannel;
-use super::connector::Connector;
-use super::cq::{Batch, Cq};
-use super::devices::Device;
-use super::entry::{IdEntry, IdState, RetiringQp};
+use super::exchange_calls::Exchanges;
 use super::ffi::check;
-use super::gid::{PortGid, SYSFS};
-use super::id::ConnectOffer;
-use super::mr::RegisteredRegion;
-use super::srq::Srq;
+use super::hub::DeviceHub;
+use super::mr::DeviceRegions;
+use super::queues::DeviceQueues;
 use super::sys::ibv_fork_init;
-use crate::cm::{CmId, ConnectParam, ExchangeOptions, ReadDepth};
-use crate::error::{Result, TransportError};
-use crate::event::AsyncEvent;
-use crate::log_limit::LogLimit;
-use crate::newcomers::Newcomers;
+use crate::error::Result;
 use crate::provider::{DeviceId, Entropy};
+use crate::qp::QpId;
 use crate::slab::{Key, Slab};
-
-pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
-pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
-pub(super) const STALE_CQ: TransportError = TransportError::Stale { object: "completion queue" };
-pub(super) const STALE_SRQ: TransportError = TransportError::Stale { object: "shared receive queue" };
-
-/// The tokens of the epoll set: `CM` for the event channel and `WAKE` for the waker. A device's asynchronous events
-/// have the token `ASYNC` plus the number of the device.
-pub(super) const CM: Token = Token(0);
-const WAKE: Token = Token(1);
-pub(super) const ASYNC: usize = 2;
-
-/// The read depth (IRD and ORD) that every iWARP device supports: a number of outstanding RDMA Reads.
-const DEFAULT_READ_DEPTH: u16 = 16;
-
-/// The time limit for resolving an address while the program has not passed a time to the provider.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The epoll set whose descriptor is the provider's connection-manager channel, and the sources that are ready and not
-/// processed yet.
-pub(super) struct CmEventSet {
-    pub(super) poll: Poll,
-    pub(super) ready: Events,
-    /// True if the event channel of librdmacm may have events.
-    pub(super) channel: bool,
-    /// The numbers of devices that may have asynchronous events.
-    pub(super) devices: Vec<u32>, // local: the devices
-    /// The ids whose socket epoll has reported as ready: the listening socket of a listener, or the stream of a
-    /// connection by out-of-band exchange.
-    pub(super) streams: VecDeque<Key>, // bound: connections, exchange-newcomers
-}
-
-/// A local address and options, and the port and GID that were found for them: an entry of a cache.
-pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
-
-/// A local address and options for which a search has found no port, and the time from which on connect requests cause the next search.
-pub(super) type FailedSearch = (Option<SocketAddr>, ExchangeOptions, Instant);
-
-/// The state that all connections by out-of-band exchange share.
-pub(super) struct Exchanges {
-    /// The source of random bytes for the sequence numbers of first packets. Without it the provider does not have the
-    /// role [`Exchange`](crate::roles::Exchange).
-    pub(super) entropy: Option<Entropy>,
-    /// The folder in which the kernel lists the devices and their GIDs (sysfs).
-    pub(super) sysfs: PathBuf,
-    /// Accepted streams on which the peer has not sent a request yet.
-    pub(super) newcomers: Newcomers<Key>, // bound: exchange-newcomers
-    /// The deadlines of connections that are being set up, and the times at which listeners end their pauses. Each
-    /// entry has the key of the connection's or the listener's id.
-    pub(super) deadlines: BTreeSet<(Instant, Key)>, // bound: connections, exchange-newcomers
-    /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
-    pub(super) port_gids: VecDeque<CachedPortGid>, // bound: exchange-searches
-    /// The searches for the ports of connect requests that have failed recently.
-    pub(super) failed_searches: VecDeque<FailedSearch>, // bound: exchange-searches
-}
 
 /// The provider of RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] opens it.
 ///
 /// The descriptor of its connection-manager channel is an epoll set. The set covers the event channel of librdmacm, the asynchronous events
 /// of the devices in use, the streams of connections by out-of-band exchange, and the results of the private threads for iWARP.
 pub struct Verbs {
-    /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect by out-of-band
-    /// exchange only.
-    manager: std::result::Result<Arc<EventChannel>, String>, // local: the text of one error
-    pub(super) event_set: CmEventSet,
-    pub(super) connector: Connector,
-    pub(super) ids: Slab<IdEntry>, // bound: connections, pending, exchange-newcomers
-    pub(super) log_limit: LogLimit,
-    pub(super) cqs: Slab<Cq>,                   // bound: completions
-    pub(super) srqs: Slab<Srq>,                 // local: one for each device
-    pub(super) regions: Slab<RegisteredRegion>, // bound: pool, large-messages, copies, kept-blocks
-    pub(super) addresses: Slab<Address>,        // local: peers that the program has looked up
+    pub(super) hub: DeviceHub,
+    pub(super) queues: DeviceQueues,
+    pub(super) regions: DeviceRegions,
+    pub(super) addresses: Slab<Address>, // local: peers that the program has looked up
     /// The number of multicast joins so far, which is also the number of the last join.
     pub(super) joins: usize,
-    pub(super) batch: Batch,
-    pub(super) devices: Vec<Device>, // local: the devices
-    /// Queue pairs that are destroyed when their last shared receive has completed, or when their time limit has
-    /// passed. The list is in the order of the time limits.
-    pub(super) retiring: VecDeque<RetiringQp>, // bound: ending-ids
     pub(super) exchanges: Exchanges,
     /// Ids that wait until their peer closes the connection, each with its time limit, in the order of the time limits. The list may
     /// contain ids that the program has destroyed.
     pub(super) closing: VecDeque<(Instant, Key)>, // bound: ending-ids
-    /// Events that the program has not read yet.
-    pub(super) events: VecDeque<crate::cm::CmEvent>, // bound: events
-    pub(super) device_events: VecDeque<AsyncEvent>, // bound: device-events
-    pub(super) chains: Chains,
-    pub(super) acknowledgements: u64,
-    /// The latest time that the program has passed to the provider.
-    pub(super) now: Option<Instant>,
 }
 
 impl fmt::Debug for Verbs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verbs")
-            .field("devices", &self.devices)
-            .field("ids", &self.ids.len())
-            .field("cqs", &self.cqs.len())
-            .field("regions", &self.regions.len())
+            .field("devices", &self.hub.devices)
+            .field("ids", &self.hub.ids.len())
+            .field("cqs", &self.queues.cqs.len())
+            .field("regions", &self.regions.table.len())
             .finish_non_exhaustive()
     }
-}
-
-/// Returns the time from `now` to `deadline` in milliseconds, but at least 1. If `now` or `deadline` is `None`, returns
-/// [`RESOLVE_TIMEOUT`].
-pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -> i32 {
-    let left = match (deadline, now) {
-        (Some(deadline), Some(now)) => deadline.saturating_duration_since(now),
-        _ => RESOLVE_TIMEOUT,
-    };
-    i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1)
 }
 
 impl Verbs {
@@ -149,46 +51,14 @@ impl Verbs {
     /// `manager` is the reason.
     pub(super) fn on_channel(manager: std::result::Result<Arc<EventChannel>, String>) -> Result<Self> {
         protect_from_forks();
-        let io = |source| TransportError::io("opening the connection-manager channel", source);
-        let poll = Poll::new().map_err(io)?;
-        if let Ok(channel) = &manager {
-            poll.registry().register(&mut SourceFd(&channel.fd()), CM, Interest::READABLE).map_err(io)?;
-        }
-        let waker = Waker::new(poll.registry(), WAKE).map_err(io)?;
         Ok(Self {
-            event_set: CmEventSet {
-                poll,
-                ready: Events::with_capacity(64),
-                channel: manager.is_ok(),
-                devices: Vec::new(),
-                streams: VecDeque::new(),
-            },
-            manager,
-            connector: Connector::new(waker),
-            ids: Slab::default(),
-            log_limit: LogLimit::default(),
-            cqs: Slab::default(),
-            srqs: Slab::default(),
-            regions: Slab::default(),
+            hub: DeviceHub::new(manager)?,
+            queues: DeviceQueues::default(),
+            regions: DeviceRegions::default(),
             addresses: Slab::default(),
             joins: 0,
-            batch: Batch::default(),
-            devices: Vec::new(),
-            retiring: VecDeque::new(),
-            exchanges: Exchanges {
-                entropy: None,
-                sysfs: SYSFS.into(),
-                newcomers: Newcomers::default(),
-                deadlines: BTreeSet::new(),
-                port_gids: VecDeque::new(),
-                failed_searches: VecDeque::new(),
-            },
+            exchanges: Exchanges::new(),
             closing: VecDeque::new(),
-            events: VecDeque::new(),
-            device_events: VecDeque::new(),
-            chains: Chains::default(),
-            acknowledgements: 0,
-            now: None,
         })
     }
 
@@ -200,94 +70,72 @@ impl Verbs {
         self
     }
 
-    /// Returns the connection manager.
-    ///
-    /// # Errors
-    /// The connection manager cannot be used. The error contains the reason.
-    pub(super) fn manager(&self) -> Result<&Arc<EventChannel>> {
-        self.manager.as_ref().map_err(|why| TransportError::NoDevice {
-            reason: format!("{why}; connecting by exchange works without it (docs/guide/exchange.md)"),
-        })
-    }
-
-    pub(super) fn id(&self, id: CmId) -> Result<&IdEntry> {
-        self.ids
-            .get(id.0)
-            .filter(|id| !matches!(id.state, IdState::WatchingDevice | IdState::AwaitingRequest))
-            .ok_or(STALE_ID)
-    }
-
-    pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut IdEntry> {
-        self.ids
-            .get_mut(id.0)
-            .filter(|id| !matches!(id.state, IdState::WatchingDevice | IdState::AwaitingRequest))
-            .ok_or(STALE_ID)
-    }
-
-    pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {
-        let device = self.devices.get(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
-        device.live()?;
-        Ok(device)
-    }
-
-    pub(super) fn add(&mut self, id: IdEntry) -> Key {
-        let key = self.ids.insert(id);
-        if let Some(id) = self.ids.get(key) {
-            id.raw.set_key(key);
+    /// Destroys an id and its queue pair. The id is invalid afterwards. Fails if the device may still use the memory of the id's work
+    /// requests. After such an error, the entries that the id has reserved in its completion queue and shared receive queue stay reserved.
+    pub(super) fn remove(&mut self, key: Key) -> Result<()> {
+        let Some(mut id) = self.hub.ids.remove(key) else { return Ok(()) };
+        id.leave_all();
+        let exchange = id.exchange.take();
+        let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
+        let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
+        // If the queue pair uses a shared queue, put it into the error state first, so that the device completes the
+        // shared receives that the queue pair has consumed. If another thread still has an `Arc` of the id, the queue
+        // pair is destroyed later, so it must not access memory from now on.
+        let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
+        if let Some(qp) = on_shared {
+            // Poll the completions of shared receives before the queue pair is destroyed, because some libraries drop the completions of a
+            // queue pair that they destroy. The shared queue would count the receives of dropped completions as outstanding forever.
+            self.queues.stash_completions(&mut self.hub, key, qp);
         }
-        key
+        if let Some(now) =
+            self.hub.now.filter(|_| on_shared.is_some() && stopped.is_ok() && id.must_retire(&self.hub.devices))
+        {
+            if let Some(exchange) = exchange {
+                self.exchanges.close_exchange(&mut self.hub, key, id.state, exchange);
+            }
+            self.queues.retire(key, id, now);
+            return Ok(());
+        }
+        let (qp, device, state, in_use) = (id.qp.take(), id.device, id.state, id.device_in_use());
+        let ended = self.hub.destroy(id, stopped);
+        if let Some(qp) = qp {
+            if qp.srq.is_some() {
+                self.queues.stash_completions(&mut self.hub, key, &qp);
+            }
+            if ended.is_ok() {
+                self.queues.release_entries(&qp);
+            }
+            if let Some(device) = device {
+                self.hub.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
+            }
+        }
+        if let Some(exchange) = exchange {
+            self.exchanges.close_exchange(&mut self.hub, key, state, exchange);
+        }
+        self.hub.leave_device(in_use);
+        self.settle();
+        ended
     }
 
-    /// Returns the parameters that the local side offers to a peer. `asked` is the read depth that the peer has
-    /// requested; `None` if the local side connects, or answers a request for datagrams, which has no read depth.
-    pub(super) fn offer(
-        &self,
-        id: &IdEntry,
-        param: &ConnectParam<'_>,
-        asked: Option<ReadDepth>,
-    ) -> Result<ConnectOffer> {
-        let device = id.device.ok_or(TransportError::InvalidState { call: "connect", state: "on no device" })?;
-        let device = &self.devices[device.0 as usize];
-        device.info.capabilities.check_private_data(NAME, param.private_data)?;
-        param.retries.check()?;
-        let limits = &device.limits;
-        let within = |what: &str, wanted: u16, limit: u8, asked: Option<u16>| {
-            if wanted > limit.into() {
-                local_log!(Info, "{}: {what} is {wanted}; the device has {limit}, which is used", device.info.name);
+    /// Destroys the kept queue pairs of the devices that were removed. Closes each of these
+    /// devices, and destroys all objects on it, if no id is on it any more.
+    pub(super) fn settle(&mut self) {
+        while let Some(device) = self.hub.left.pop() {
+            self.queues.retire_now(&mut self.hub, device);
+            let entry = &mut self.hub.devices[device.0 as usize];
+            if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
+                continue;
             }
-            let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
-            match asked {
-                // A peer with MPA revision 1 sends no read depths (IRD, ORD), so `asked` is 0. Assume the read depth
-                // that every iWARP device supports.
-                Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
-                Some(asked) => wanted.min(asked),
-                None => wanted,
+            entry.release_waiting(&self.hub.connector);
+            self.queues.release(device);
+            for key in self.addresses.keys() {
+                if let Some(address) = self.addresses.get_mut(key).filter(|address| address.device == device.0) {
+                    address.raw = None;
+                }
             }
-        };
-        let read_depth = ReadDepth {
-            responder_resources: within(
-                "the number of responder resources",
-                param.responder_resources,
-                limits.responder_resources,
-                asked.map(|asked| asked.responder_resources),
-            ),
-            initiator_depth: within(
-                "the initiator depth",
-                param.initiator_depth,
-                limits.initiator_depth,
-                asked.map(|asked| asked.initiator_depth),
-            ),
-        };
-        Ok(ConnectOffer {
-            private_data: param.private_data.into(),
-            read_depth,
-            retry_count: limits.retry_count(param.retries.path),
-            rnr_retry_count: param.retries.receiver_not_ready,
-        })
-    }
-
-    pub(super) fn is_iwarp(&self, id: &IdEntry) -> bool {
-        id.device.is_some_and(|device| self.devices[device.0 as usize].limits.iwarp)
+            self.regions.release(device);
+            self.hub.close(device);
+        }
     }
 }
 
@@ -307,14 +155,14 @@ fn protect_from_forks() {
 
 impl Drop for Verbs {
     fn drop(&mut self) {
-        for key in self.ids.keys() {
+        for key in self.hub.ids.keys() {
             if let Err(error) = self.remove(key) {
                 local_log!(Error, "{error}: the device keeps the posted work requests");
             }
         }
-        for device in 0..self.devices.len() {
-            self.retire_now(DeviceId(device as u32));
-            self.release_waiting(DeviceId(device as u32));
+        for device in 0..self.hub.devices.len() {
+            self.queues.retire_now(&mut self.hub, DeviceId(device as u32));
+            self.hub.devices[device].release_waiting(&self.hub.connector);
         }
     }
 }

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use super::NAME;
 use super::capabilities::{self, Limits};
 use super::device::{ContextOwner, Driver, RawDevice};
 use super::id::RawId;
 use super::qp_numbers::QpNumbers;
 use super::sys::ibv_context;
+use crate::caps::Features;
 use crate::error::{Result, TransportError};
+use crate::mr::Access;
 use crate::provider::DeviceInfo;
 use crate::slab::Key;
 
@@ -98,5 +101,23 @@ impl Device {
         let down = query() || (is_rxe && query());
         self.set_down(port, down);
         down
+    }
+
+    /// Returns the open device. Returns an error if it supports no regions with these rights.
+    pub(super) fn check_access(&self, access: Access) -> Result<&Arc<RawDevice>> {
+        let features = self.info.capabilities.features;
+        if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {
+            return Err(TransportError::Unsupported { provider: NAME, feature: "atomic operations on this device" });
+        }
+        if access.contains(Access::DIRECT) {
+            return Err(TransportError::Unsupported {
+                provider: NAME,
+                feature: "direct regions: those are for peers of one host",
+            });
+        }
+        if access.contains(Access::ON_DEMAND) && !features.contains(Features::ON_DEMAND_PAGING) {
+            return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging on this device" });
+        }
+        self.live()
     }
 }

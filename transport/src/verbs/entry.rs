@@ -100,6 +100,16 @@ pub(super) enum ExchangeSocket {
     Stream(Box<ExchangeStream>),
 }
 
+impl ExchangeSocket {
+    /// Returns the deadline for the peer's next message, or the end of a listener's pause.
+    pub(super) fn deadline_mut(&mut self) -> &mut Option<Instant> {
+        match self {
+            Self::Listener(listening) => &mut listening.deadline,
+            Self::Stream(stream) => &mut stream.deadline,
+        }
+    }
+}
+
 impl IdEntry {
     pub(super) const fn new(raw: Arc<RawId>, state: IdState) -> Self {
         Self {
@@ -116,6 +126,17 @@ impl IdEntry {
             groups: Vec::new(),
             exchange: None,
         }
+    }
+
+    /// Returns true if the program knows the id.
+    pub(super) fn is_public(&self) -> bool {
+        !matches!(self.state, IdState::WatchingDevice | IdState::AwaitingRequest)
+    }
+
+    /// Returns the device in whose count of ids this id is. The provider's private ids are not
+    /// counted.
+    pub(super) fn device_in_use(&self) -> Option<DeviceId> {
+        self.device.filter(|_| self.state != IdState::WatchingDevice)
     }
 
     pub(super) fn stream(&self) -> Option<&ExchangeStream> {

@@ -1,38 +1,100 @@
 //! Connections by out-of-band exchange: the calls of the program. `exchange_events` processes the messages of peers.
 
-use std::net::SocketAddr;
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::NAME;
 use super::capabilities::{Limits, port_attr, state_of};
-use super::core::{CachedPortGid, STALE_ID, Verbs};
 use super::entry::{ExchangeSocket, IdEntry, IdState};
 use super::exchange_socket::{DetachedStream, ExchangeListener, ExchangeStream, adopt};
 use super::ffi::scoped_for;
-use super::gid::{self, PortGid};
+use super::gid::{self, PortGid, SYSFS};
+use super::hub::{DeviceHub, STALE_ID};
 use super::id::{ConnectOffer, RawId};
 use super::status::connect_failure;
 use super::transitions::{self, Negotiated};
-use crate::cm::{
-    CmEventKind, CmId, ConnectFailure, Detached, ExchangeOptions, ListenParam, PathOptions, ReadDepth, Source,
-};
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ExchangeOptions, ListenParam, PathOptions, ReadDepth, Source};
 use crate::error::{Result, TransportError};
 use crate::exchange::message::{Endpoint, ExchangeRefusal, Network};
-use crate::provider::DeviceId;
+use crate::newcomers::Newcomers;
+use crate::provider::{DeviceId, Entropy};
 use crate::slab::Key;
 
 /// The default of the ack timeout, as a code: 19 means about 2 s. The connection manager has the same default.
 const ACK_TIMEOUT: u8 = 19;
+/// The time that a peer has to send the message Request after it has connected, and to send the message Ready after the
+/// local side has sent Accept.
+pub(super) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of cached results of the search for a port and GID, and of searches without a result.
 pub(super) const MAX_CACHED: usize = 16;
 
-impl Verbs {
+/// A local address and options, and the port and GID that were found for them: an entry of a cache.
+pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
+
+/// A local address and options for which a search has found no port, and the time from which on connect requests cause the next search.
+pub(super) type FailedSearch = (Option<SocketAddr>, ExchangeOptions, Instant);
+
+/// The state that all connections by out-of-band exchange share.
+pub(super) struct Exchanges {
+    /// The source of random bytes for the sequence numbers of first packets. Without it the provider does not have the
+    /// role [`Exchange`](crate::roles::Exchange).
+    pub(super) entropy: Option<Entropy>,
+    /// The folder in which the kernel lists the devices and their GIDs (sysfs).
+    pub(super) sysfs: PathBuf,
+    /// Accepted streams on which the peer has not sent a request yet.
+    pub(super) newcomers: Newcomers<Key>, // bound: exchange-newcomers
+    /// The deadlines of connections that are being set up, and the times at which listeners end their pauses. Each
+    /// entry has the key of the connection's or the listener's id.
+    pub(super) deadlines: BTreeSet<(Instant, Key)>, // bound: connections, exchange-newcomers
+    /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
+    pub(super) port_gids: VecDeque<CachedPortGid>, // bound: exchange-searches
+    /// The searches for the ports of connect requests that have failed recently.
+    pub(super) failed_searches: VecDeque<FailedSearch>, // bound: exchange-searches
+}
+
+impl Exchanges {
+    pub(super) fn new() -> Self {
+        Self {
+            entropy: None,
+            sysfs: SYSFS.into(),
+            newcomers: Newcomers::default(),
+            deadlines: BTreeSet::new(),
+            port_gids: VecDeque::new(),
+            failed_searches: VecDeque::new(),
+        }
+    }
+
+    /// Closes the socket of an id, and destroys the id, which has no queue pair. Logs an error
+    /// instead of returning it.
+    pub(super) fn discard(&mut self, hub: &mut DeviceHub, key: Key) {
+        let Some(id) = hub.ids.get_mut(key) else { return };
+        let (state, exchange) = (id.state, id.exchange.take());
+        hub.discard(key);
+        if let Some(exchange) = exchange {
+            self.close_exchange(hub, key, state, exchange);
+        }
+    }
+
+    /// Registers the socket of an id in the epoll set. After an error, the id is destroyed.
+    pub(super) fn watch(&mut self, hub: &mut DeviceHub, key: Key) -> io::Result<()> {
+        let registry = hub.event_set.poll.registry();
+        let watched = match hub.ids.get(key).and_then(|id| id.exchange.as_ref()) {
+            Some(ExchangeSocket::Listener(listening)) => listening.watch(registry, key),
+            Some(ExchangeSocket::Stream(stream)) => stream.watch(registry, key),
+            None => Ok(()),
+        };
+        watched.inspect_err(|_| self.discard(hub, key))
+    }
+
     // Functions that listen.
 
     pub(super) fn listen_by_exchange(
         &mut self,
+        hub: &mut DeviceHub,
         address: SocketAddr,
         options: &ListenParam,
         exchange: &ExchangeOptions,
@@ -48,57 +110,63 @@ impl Verbs {
         let listening = ExchangeListener::open(address, options, exchange).map_err(listen)?;
         let mut id = IdEntry::new(Arc::new(RawId::for_exchange(0, listening.address(), None)), IdState::Listening);
         id.exchange = Some(ExchangeSocket::Listener(Box::new(listening)));
-        let key = self.add(id);
-        let registry = self.event_set.poll.registry();
-        let watched = self
-            .ids
-            .get_mut(key)
-            .and_then(IdEntry::listener_mut)
-            .map_or(Ok(()), |listening| listening.watch(registry, key));
-        if let Err(error) = watched {
-            self.discard(key);
-            return Err(listen(error));
-        }
+        let key = hub.add(id);
+        self.watch(hub, key).map_err(listen)?;
         Ok(CmId(key))
     }
 
     /// Passes a stream, which the program has accepted itself, to a listener, as if the listener had accepted it.
-    pub(super) fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
-        let listening = self.id_mut(listener)?;
+    pub(super) fn accept_stream(
+        &mut self,
+        hub: &mut DeviceHub,
+        listener: CmId,
+        stream: OwnedFd,
+        now: Instant,
+    ) -> Result<()> {
+        let listening = hub.id_mut(listener)?;
         if listening.listener_mut().is_none() {
             return Err(TransportError::InvalidState { call: "accept_stream", state: listening.state.name() });
         }
         let socket = adopt(stream)?;
-        let arrived = self.add_newcomer(ExchangeStream::passive(socket, listener.0), now);
-        self.connector.wake();
+        let arrived = self.add_newcomer(hub, ExchangeStream::passive(socket, listener.0), now);
+        hub.connector.wake();
         arrived.map_err(|source| TransportError::io("watching a stream", source))
     }
 
     // Functions that connect.
 
+    /// Searches the GID tables for the device that has an address. Used if there is no connection manager.
+    pub(super) fn device_at_gid(&mut self, hub: &mut DeviceHub, address: IpAddr) -> Result<DeviceId> {
+        let options = ExchangeOptions::default();
+        let port_gid = gid::choose(&self.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
+        let device = hub.device_of_port(&port_gid)?;
+        hub.check_port(Some(device), port_gid.port)?;
+        Ok(device)
+    }
+
     /// Returns the port and the GID of a connection whose stream has the local address `source`. Looks in the cache
     /// first.
     pub(super) fn port_gid_for(&mut self, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
-        let root = &self.exchanges.sysfs;
+        let root = &self.sysfs;
         let same = |known: &&CachedPortGid| known.0 == source && known.1 == *options;
-        if let Some((.., port_gid)) = self.exchanges.port_gids.iter().find(same).filter(|known| known.2.holds(root)) {
+        if let Some((.., port_gid)) = self.port_gids.iter().find(same).filter(|known| known.2.holds(root)) {
             return Ok(port_gid.clone());
         }
-        self.exchanges.port_gids.retain(|known| !same(&known));
+        self.port_gids.retain(|known| !same(&known));
         let port_gid = gid::choose(root, source, options)?;
-        if self.exchanges.port_gids.len() >= MAX_CACHED {
-            self.exchanges.port_gids.pop_front();
+        if self.port_gids.len() >= MAX_CACHED {
+            self.port_gids.pop_front();
         }
-        self.exchanges.port_gids.push_back((source, options.clone(), port_gid.clone()));
+        self.port_gids.push_back((source, options.clone(), port_gid.clone()));
         Ok(port_gid)
     }
 
     /// Returns an error if the port is down. In this case, forgets the results of searches that have found it: the next search may find
     /// another port of the device.
-    pub(super) fn check_found_port(&mut self, device: DeviceId, port_gid: &PortGid) -> Result<()> {
-        let checked = self.check_port(Some(device), port_gid.port);
+    pub(super) fn check_found_port(&mut self, hub: &mut DeviceHub, device: DeviceId, port_gid: &PortGid) -> Result<()> {
+        let checked = hub.check_port(Some(device), port_gid.port);
         if checked.is_err() {
-            self.exchanges.port_gids.retain(|known| known.2 != *port_gid);
+            self.port_gids.retain(|known| known.2 != *port_gid);
         }
         checked
     }
@@ -107,6 +175,7 @@ impl Verbs {
     /// `connect`.
     pub(super) fn resolve_by_exchange(
         &mut self,
+        hub: &mut DeviceHub,
         mut stream: ExchangeStream,
         path: &PathOptions,
         exchange: &ExchangeOptions,
@@ -135,46 +204,35 @@ impl Verbs {
             local
         });
         let port_gid = self.port_gid_for(source, &exchange)?;
-        let device = self.device_of_port(&port_gid)?;
-        self.check_found_port(device, &port_gid)?;
+        let device = hub.device_of_port(&port_gid)?;
+        self.check_found_port(hub, device, &port_gid)?;
         let peer = stream.to.or_else(|| stream.peer_address());
         let mut id = IdEntry::new(Arc::new(RawId::for_exchange(port_gid.port, local, peer)), IdState::Resolved);
         id.deadline = Some(deadline);
         (stream.type_of_service, stream.ack_timeout, stream.port_gid) =
             (path.type_of_service, path.ack_timeout, Some(port_gid));
         id.exchange = Some(ExchangeSocket::Stream(Box::new(stream)));
-        let key = self.add(id);
-        self.set_exchange_device(key, device);
-        self.set_deadline(key, Some(deadline));
-        self.push(key, CmEventKind::Resolved { device });
-        self.connector.wake();
+        let key = hub.add(id);
+        hub.set_device(key, device);
+        self.set_deadline(hub, key, Some(deadline));
+        hub.push(key, CmEventKind::Resolved { device });
+        hub.connector.wake();
         Ok(CmId(key))
-    }
-
-    /// Records that an id that connects by out-of-band exchange is on `device`.
-    pub(super) fn set_exchange_device(&mut self, key: Key, device: DeviceId) {
-        let entry = &mut self.devices[device.0 as usize];
-        let Some(id) = self.ids.get_mut(key) else { return };
-        if let Some(open) = &entry.raw {
-            id.raw.set_device(open);
-        }
-        id.device = Some(device);
-        entry.ids += 1;
     }
 
     /// Returns the attributes of the local queue pair that are sent to the peer. Fails if an InfiniBand port is not
     /// active: the subnet manager may not have given it a LID yet.
-    fn endpoint(&mut self, id: CmId, offer: &ConnectOffer) -> Result<Endpoint> {
+    fn endpoint(&mut self, hub: &mut DeviceHub, id: CmId, offer: &ConnectOffer) -> Result<Endpoint> {
         let mut octets = [0; 4];
-        if let Some(entropy) = &mut self.exchanges.entropy {
+        if let Some(entropy) = &mut self.entropy {
             entropy(&mut octets);
         }
-        let entry = self.id(id)?;
+        let entry = hub.id(id)?;
         let (Some(stream), Some(qp), Some(device)) = (entry.stream(), &entry.qp, entry.device) else {
             return Err(STALE_ID);
         };
         let Some(port_gid) = &stream.port_gid else { return Err(STALE_ID) };
-        let open = self.devices[device.0 as usize].live()?;
+        let open = hub.devices[device.0 as usize].live()?;
         let port = port_attr(open.context(), port_gid.port)?;
         if let (Network::InfiniBand, Err(state)) = (port_gid.network, state_of(&port)) {
             let reason = format!("port {} of {} is {state}; `rdma link` shows it", port_gid.port, open.name);
@@ -197,26 +255,26 @@ impl Verbs {
         })
     }
 
-    pub(super) fn connect_by_exchange(&mut self, id: CmId, offer: &ConnectOffer, min_rnr_timer: u8) -> Result<()> {
-        let own = self.endpoint(id, offer)?;
-        let registry = self.event_set.poll.registry();
-        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
-        entry.min_rnr_timer = min_rnr_timer;
+    pub(super) fn connect_by_exchange(&mut self, hub: &mut DeviceHub, id: CmId, offer: &ConnectOffer) -> Result<()> {
+        let own = self.endpoint(hub, id, offer)?;
+        let registry = hub.event_set.poll.registry();
+        let entry = hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        entry.min_rnr_timer = offer.min_rnr_timer;
         entry.state = IdState::Connecting;
         let Some(stream) = entry.stream_mut() else { return Err(STALE_ID) };
         (stream.own, stream.psn) = (Some(own), own.psn);
         stream.conversation.request(own, &offer.private_data);
         if let Err(error) = stream.open(registry, id.0) {
-            self.fail_attempt(id.0, connect_failure(&error));
-            self.connector.wake();
+            self.fail_attempt(hub, id.0, connect_failure(&error));
+            hub.connector.wake();
         }
         Ok(())
     }
 
-    /// Returns the attributes that both sides use on a connection. `asks` is true on the active side. The active side's
-    /// Request decides some of the attributes.
-    fn agreed(entry: &IdEntry, limits: &Limits, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
-        let first = if asks { own } else { peer };
+    /// Returns the attributes that both sides use on a connection. The Request of the active side,
+    /// which is still connecting, decides some of the attributes.
+    fn agreed(entry: &IdEntry, limits: &Limits, own: &Endpoint, peer: &Endpoint) -> Negotiated {
+        let first = if entry.state == IdState::Connecting { own } else { peer };
         // In each direction, the number of outstanding Reads is the smaller of two numbers: the one that the requester
         // asks for (ORD), and the one that the responder supports (IRD).
         let read_depth = ReadDepth {
@@ -234,10 +292,10 @@ impl Verbs {
     }
 
     /// Moves the queue pair through RTR to RTS, so that it can receive and send. Returns the negotiated attributes.
-    pub(super) fn connect_qp(&mut self, key: Key, own: &Endpoint, peer: &Endpoint, asks: bool) -> Result<Negotiated> {
-        let entry = self.ids.get_mut(key).ok_or(STALE_ID)?;
+    pub(super) fn connect_qp(hub: &mut DeviceHub, key: Key, own: &Endpoint, peer: &Endpoint) -> Result<Negotiated> {
+        let entry = hub.ids.get_mut(key).ok_or(STALE_ID)?;
         let device = entry.device.ok_or(STALE_ID)?;
-        let agreed = Self::agreed(entry, &self.devices[device.0 as usize].limits, own, peer, asks);
+        let agreed = Self::agreed(entry, &hub.devices[device.0 as usize].limits, own, peer);
         let Some(port_gid) = entry.stream().and_then(|stream| stream.port_gid.as_ref()) else { return Err(STALE_ID) };
         entry.raw.modify(transitions::ready_to_receive(port_gid, peer, &agreed))?;
         entry.raw.modify(transitions::ready_to_send(own.psn, peer, &agreed))?;
@@ -247,24 +305,24 @@ impl Verbs {
 
     pub(super) fn accept_by_exchange(
         &mut self,
+        hub: &mut DeviceHub,
         id: CmId,
         offer: &ConnectOffer,
-        min_rnr_timer: u8,
         now: Instant,
     ) -> Result<()> {
-        let mut own = self.endpoint(id, offer)?;
-        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
-        entry.min_rnr_timer = min_rnr_timer;
+        let mut own = self.endpoint(hub, id, offer)?;
+        let entry = hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        entry.min_rnr_timer = offer.min_rnr_timer;
         let Some(peer) = entry.stream().and_then(|stream| stream.peer) else { return Err(STALE_ID) };
         if entry.stream().is_some_and(|stream| stream.ack_timeout.is_none()) {
             own.ack_timeout = peer.ack_timeout;
         }
-        let agreed = self.connect_qp(id.0, &own, &peer, false)?;
+        let agreed = Self::connect_qp(hub, id.0, &own, &peer)?;
         // The message Accept carries the negotiated attributes, which may differ from those that the active side has
         // proposed.
         (own.mtu, own.traffic_class, own.retry_count) = (agreed.mtu, agreed.traffic_class, agreed.retry_count);
-        self.request_answered(id.0);
-        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        Self::request_answered(hub, id.0);
+        let entry = hub.ids.get_mut(id.0).ok_or(STALE_ID)?;
         entry.state = IdState::Accepting;
         if let Some(stream) = entry.stream_mut() {
             stream.own = Some(own);
@@ -273,22 +331,22 @@ impl Verbs {
                 log::debug!("the answer to a peer cannot be sent: {error}");
             }
         }
-        self.await_ready(id.0, now);
+        self.set_deadline(hub, id.0, Some(now + PEER_TIMEOUT));
         Ok(())
     }
 
     /// Refuses a request: sends the refusal to the peer, and destroys the id of the request.
-    pub(super) fn refuse_exchange(&mut self, key: Key, refusal: ExchangeRefusal, private_data: &[u8]) {
-        if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
-            stream.conversation.refuse(refusal, private_data);
+    pub(super) fn refuse_exchange(&mut self, hub: &mut DeviceHub, key: Key, refusal: ExchangeRefusal) {
+        if let Some(stream) = hub.ids.get_mut(key).and_then(IdEntry::stream_mut) {
+            stream.conversation.refuse(refusal, &[]);
         }
-        self.discard(key);
+        self.discard(hub, key);
     }
 
     // Functions that end connections.
 
-    pub(super) fn disconnect_exchange(&mut self, id: CmId) -> Result<()> {
-        let entry = self.id_mut(id)?;
+    pub(super) fn disconnect_exchange(&mut self, hub: &mut DeviceHub, id: CmId) -> Result<()> {
+        let entry = hub.id_mut(id)?;
         match entry.state {
             IdState::Disconnecting { .. } => return Ok(()),
             IdState::Listening => {
@@ -296,10 +354,8 @@ impl Verbs {
             }
             _ => {}
         }
-        if entry.state == IdState::RequestReceived {
-            self.request_answered(id.0);
-        }
-        let entry = self.id_mut(id)?;
+        Self::request_answered(hub, id.0);
+        let entry = hub.id_mut(id)?;
         let was = std::mem::replace(&mut entry.state, IdState::Disconnecting { flush_at: None });
         // Flush the queue pair before the message Goodbye is sent. The flush loses no message whose send has completed: such a message has
         // reached the peer, and its completion is in the peer's completion queue before Goodbye arrives.
@@ -315,86 +371,72 @@ impl Verbs {
                 log::debug!("Goodbye cannot be sent: {error}");
             }
         }
-        self.set_deadline(id.0, None);
+        self.set_deadline(hub, id.0, None);
         Ok(())
     }
 
     /// Closes the socket of an id, after the caller has removed the id from the table and destroyed its queue pair.
-    pub(super) fn close_exchange(&mut self, key: Key, state: IdState, exchange: ExchangeSocket) {
-        let registry = self.event_set.poll.registry();
-        match exchange {
-            ExchangeSocket::Listener(listening) => {
-                if let Some(due) = listening.deadline {
-                    self.exchanges.deadlines.remove(&(due, key));
-                }
-            }
-            ExchangeSocket::Stream(mut stream) => {
-                stream.close(registry);
-                if let Some(due) = stream.deadline {
-                    self.exchanges.deadlines.remove(&(due, key));
-                }
-                if let Some(ticket) = stream.ticket {
-                    self.exchanges.newcomers.remove(ticket);
-                }
-                let listening = stream.listener.filter(|_| state == IdState::RequestReceived);
-                if let Some(listening) =
-                    listening.and_then(|listening| self.ids.get_mut(listening)).and_then(IdEntry::listener_mut)
-                {
-                    listening.waiting = listening.waiting.saturating_sub(1);
-                }
-            }
+    pub(super) fn close_exchange(&mut self, hub: &mut DeviceHub, key: Key, state: IdState, exchange: ExchangeSocket) {
+        let mut exchange = exchange;
+        if let Some(due) = exchange.deadline_mut() {
+            self.deadlines.remove(&(*due, key));
         }
+        let ExchangeSocket::Stream(mut stream) = exchange else { return };
+        stream.close(hub.event_set.poll.registry());
+        if let Some(ticket) = stream.ticket {
+            self.newcomers.remove(ticket);
+        }
+        Self::one_less_waits(hub, stream.listener.filter(|_| state == IdState::RequestReceived));
     }
 
     /// Ends a connection attempt with the event `ConnectFailed`.
-    pub(super) fn fail_attempt(&mut self, key: Key, failure: ConnectFailure) {
-        let registry = self.event_set.poll.registry();
-        let Some(id) = self.ids.get_mut(key) else { return };
+    pub(super) fn fail_attempt(&mut self, hub: &mut DeviceHub, key: Key, failure: ConnectFailure) {
+        let registry = hub.event_set.poll.registry();
+        let Some(id) = hub.ids.get_mut(key) else { return };
         id.state = IdState::Closed;
         if let Some(stream) = id.stream_mut() {
             stream.close(registry);
         }
-        self.set_deadline(key, None);
-        self.push(key, CmEventKind::ConnectFailed(failure));
+        self.set_deadline(hub, key, None);
+        hub.push(key, CmEventKind::ConnectFailed(failure));
     }
 
     // Functions that move connect requests to another provider.
 
     /// Detaches a connect request together with its stream, for another provider.
-    pub(super) fn detach_stream(&mut self, id: CmId) -> Result<Detached> {
-        let entry = self.id_mut(id)?;
+    pub(super) fn detach_stream(&mut self, hub: &mut DeviceHub, id: CmId) -> Result<DetachedStream> {
+        let entry = hub.id_mut(id)?;
         let Some(peer) = entry.raw.peer_address() else { return Err(STALE_ID) };
         let read_depth = entry.read_depth;
-        self.request_answered(id.0);
-        self.set_deadline(id.0, None);
-        let Some(ExchangeSocket::Stream(mut stream)) = self.id_mut(id)?.exchange.take() else {
+        Self::request_answered(hub, id.0);
+        self.set_deadline(hub, id.0, None);
+        let Some(ExchangeSocket::Stream(mut stream)) = hub.id_mut(id)?.exchange.take() else {
             return Err(STALE_ID);
         };
-        stream.forget(self.event_set.poll.registry());
+        stream.forget(hub.event_set.poll.registry());
         stream.listener = None;
-        self.discard(id.0);
-        Ok(Detached::new(NAME, DetachedStream { stream: Some(stream), peer, read_depth }))
+        self.discard(hub, id.0);
+        Ok(DetachedStream { stream: Some(stream), peer, read_depth })
     }
 
     /// Attaches a connect request that another provider has detached, together with the request's stream.
-    pub(super) fn attach_stream(&mut self, mut moving: DetachedStream) -> Result<(CmId, DeviceId)> {
+    pub(super) fn attach_stream(
+        &mut self,
+        hub: &mut DeviceHub,
+        mut moving: DetachedStream,
+    ) -> Result<(CmId, DeviceId)> {
         let Some(port_gid) = moving.stream.as_ref().and_then(|stream| stream.port_gid.clone()) else {
             return Err(STALE_ID);
         };
-        let device = self.device_of_port(&port_gid)?;
+        let device = hub.device_of_port(&port_gid)?;
         let Some(stream) = moving.stream.take() else { return Err(STALE_ID) };
         let raw = RawId::for_exchange(port_gid.port, stream.local_address(), Some(moving.peer));
         let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
         id.read_depth = moving.read_depth;
         id.exchange = Some(ExchangeSocket::Stream(stream));
-        let key = self.add(id);
-        self.set_exchange_device(key, device);
-        let registry = self.event_set.poll.registry();
-        let watched = self.ids.get(key).and_then(IdEntry::stream).map_or(Ok(()), |stream| stream.watch(registry, key));
-        if let Err(error) = watched {
-            self.discard(key);
-            return Err(TransportError::io("watching a stream", error));
-        }
+        let key = hub.add(id);
+        hub.set_device(key, device);
+        self.watch(hub, key).map_err(|source| TransportError::io("watching a stream", source))?;
         Ok((CmId(key), device))
     }
 }

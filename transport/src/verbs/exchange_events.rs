@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::core::Verbs;
 use super::entry::{ExchangeSocket, IdEntry, IdState};
-use super::exchange_calls::MAX_CACHED;
+use super::exchange_calls::{Exchanges, MAX_CACHED, PEER_TIMEOUT};
 use super::exchange_socket::{ExchangeStream, StreamRead};
 use super::gid::PortGid;
+use super::hub::DeviceHub;
 use super::id::RawId;
 use super::status::connect_failure;
 use crate::cm::{CmEventKind, CmId, ConnectFailure, DisconnectCause, ExchangeOptions, ReadDepth};
@@ -21,9 +21,6 @@ use crate::newcomers::Host;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// The time that a peer has to send the message Request after it has connected, and to send the message Ready after the
-/// local side has sent Accept.
-const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of these connections for
 /// each new peer: the oldest such connection of the host that has the most of them.
 pub(super) const MAX_NEWCOMERS: usize = 256;
@@ -35,28 +32,28 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// reads all GID tables, so without a pause peers could keep the provider busy.
 pub(super) const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
-impl Verbs {
+impl Exchanges {
     /// Processes input on an id's listening socket or stream, which epoll has reported as ready.
-    pub(super) fn stream_ready(&mut self, key: Key, now: Instant) {
-        let Some(id) = self.ids.get_mut(key) else { return };
+    pub(super) fn stream_ready(&mut self, hub: &mut DeviceHub, key: Key, now: Instant) {
+        let Some(id) = hub.ids.get_mut(key) else { return };
         match &id.exchange {
-            Some(ExchangeSocket::Listener(_)) => self.accept_streams(key, now),
-            Some(ExchangeSocket::Stream(_)) => self.read_stream(key),
+            Some(ExchangeSocket::Listener(_)) => self.accept_streams(hub, key, now),
+            Some(ExchangeSocket::Stream(_)) => self.read_stream(hub, key),
             None => {}
         }
     }
 
     // Functions that accept new peers.
 
-    fn accept_streams(&mut self, key: Key, now: Instant) {
+    fn accept_streams(&mut self, hub: &mut DeviceHub, key: Key, now: Instant) {
         for _ in 0..MAX_ACCEPTS {
-            let Some(listening) = self.ids.get_mut(key).and_then(IdEntry::listener_mut) else { return };
+            let Some(listening) = hub.ids.get_mut(key).and_then(IdEntry::listener_mut) else { return };
             if listening.deadline.is_some_and(|until| now < until) {
                 return;
             }
             match listening.accept() {
                 Ok(socket) => {
-                    if let Err(error) = self.add_newcomer(ExchangeStream::passive(socket, key), now) {
+                    if let Err(error) = self.add_newcomer(hub, ExchangeStream::passive(socket, key), now) {
                         log::debug!("a stream is not accepted: {error}");
                     }
                 }
@@ -68,14 +65,14 @@ impl Verbs {
                     ) =>
                 {
                     peer_log!(
-                        self.log_limit,
+                        hub.log_limit,
                         now,
                         NotAccepting,
                         Warn,
                         NOBODY,
                         "no stream is accepted for {ACCEPT_PAUSE:?}: {error}"
                     );
-                    self.set_deadline(key, Some(now + ACCEPT_PAUSE));
+                    self.set_deadline(hub, key, Some(now + ACCEPT_PAUSE));
                     return;
                 }
                 // This error means that the peer has closed the stream before the listener accepted it.
@@ -83,74 +80,67 @@ impl Verbs {
             }
         }
         // More streams may be waiting, but epoll reports no further edge for them. So continue in the next turn.
-        self.exchanges.deadlines.insert((now, key));
+        self.deadlines.insert((now, key));
     }
 
     /// Adds a stream on which the peer has not sent a Request yet.
-    pub(super) fn add_newcomer(&mut self, stream: ExchangeStream, now: Instant) -> io::Result<()> {
+    pub(super) fn add_newcomer(&mut self, hub: &mut DeviceHub, stream: ExchangeStream, now: Instant) -> io::Result<()> {
         // A stream without an IP address counts as a stream of this host.
         let host = Host::of(stream.peer_address().map_or(IpAddr::from([127, 0, 0, 1]), |peer| peer.ip()));
-        if self.exchanges.newcomers.len() >= MAX_NEWCOMERS
-            && !crate::planted("a-newcomer-of-an-exchange-never-gives-way")
-        {
-            let gives_way = self.exchanges.newcomers.oldest(self.exchanges.newcomers.largest());
+        if self.newcomers.len() >= MAX_NEWCOMERS && !crate::planted("a-newcomer-of-an-exchange-never-gives-way") {
+            let gives_way = self.newcomers.oldest(self.newcomers.largest());
             if let Some(oldest) = gives_way {
-                self.discard(oldest.id);
+                self.discard(hub, oldest.id);
             }
         }
         let raw = RawId::for_exchange(0, stream.local_address(), stream.peer_address());
         let mut id = IdEntry::new(Arc::new(raw), IdState::AwaitingRequest);
         id.exchange = Some(ExchangeSocket::Stream(Box::new(stream)));
-        let key = self.add(id);
-        let ticket = self.exchanges.newcomers.add(key, host, now);
-        let registry = self.event_set.poll.registry();
-        let watched = self.ids.get_mut(key).and_then(IdEntry::stream_mut).map_or(Ok(()), |stream| {
+        let key = hub.add(id);
+        let ticket = self.newcomers.add(key, host, now);
+        if let Some(stream) = hub.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.ticket = Some(ticket);
-            stream.watch(registry, key)
-        });
-        if watched.is_err() {
-            self.discard(key);
-        } else {
-            self.set_deadline(key, Some(now + PEER_TIMEOUT));
         }
-        watched
+        self.watch(hub, key)?;
+        self.set_deadline(hub, key, Some(now + PEER_TIMEOUT));
+        Ok(())
     }
 
     // Functions that process messages of peers.
 
-    fn read_stream(&mut self, key: Key) {
+    fn read_stream(&mut self, hub: &mut DeviceHub, key: Key) {
         // The loop always ends, because the protocol allows only a few messages on a stream. A message beyond these is
         // a violation, which ends the stream.
         loop {
-            let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
+            let Some(stream) = hub.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
             if let Err(error) = stream.flush() {
-                self.stream_ended(key, &error);
+                self.stream_ended(hub, key, &error);
                 return;
             }
             match stream.read_message() {
                 StreamRead::WouldBlock => return,
                 StreamRead::End(error) => {
-                    self.stream_ended(key, &error);
+                    self.stream_ended(hub, key, &error);
                     return;
                 }
-                StreamRead::Event(event) => self.conversation_event(key, event),
+                StreamRead::Event(event) => self.conversation_event(hub, key, event),
             }
         }
     }
 
-    fn conversation_event(&mut self, key: Key, event: ConversationEvent) {
+    fn conversation_event(&mut self, hub: &mut DeviceHub, key: Key, event: ConversationEvent) {
         match event {
-            ConversationEvent::Requested(peer, private_data) => self.requested(key, peer, private_data),
-            ConversationEvent::Accepted(peer, private_data) => self.accepted(key, &peer, private_data),
-            ConversationEvent::Refused(refusal, private_data) => self.refused(key, refusal, private_data),
-            ConversationEvent::Ready => self.peer_ready(key),
-            ConversationEvent::Goodbye => self.stream_ended(key, &io::Error::from_raw_os_error(libc::ECONNRESET)),
-            ConversationEvent::Violated(what) => self.violated(key, what),
+            ConversationEvent::Requested(peer, private_data) => self.requested(hub, key, peer, private_data),
+            ConversationEvent::Accepted(peer, private_data) => self.accepted(hub, key, &peer, private_data),
+            ConversationEvent::Refused(refusal, private_data) => self.refused(hub, key, refusal, private_data),
+            ConversationEvent::Ready => self.peer_ready(hub, key),
+            ConversationEvent::Goodbye => self.stream_ended(hub, key, &io::Error::from_raw_os_error(libc::ECONNRESET)),
+            ConversationEvent::Violated(what) => self.violated(hub, key, what),
         }
     }
 
-    fn requested(&mut self, key: Key, peer: Endpoint, private_data: Box<[u8]>) {
-        let Some(id) = self.ids.get_mut(key) else { return };
+    fn requested(&mut self, hub: &mut DeviceHub, key: Key, peer: Endpoint, private_data: Box<[u8]>) {
+        let Some(id) = hub.ids.get_mut(key) else { return };
         let Some(stream) = id.stream_mut() else { return };
         let (ticket, listening) = (stream.ticket.take(), stream.listener);
         stream.peer = Some(peer);
@@ -159,17 +149,17 @@ impl Verbs {
         let from = stream.peer_address().unwrap_or_else(|| SocketAddr::new(gid_address(peer.gid), 0));
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Some(ticket) = ticket {
-            self.exchanges.newcomers.remove(ticket);
+            self.newcomers.remove(ticket);
         }
-        self.set_deadline(key, None);
+        self.set_deadline(hub, key, None);
         // If the listener was destroyed, close the stream. The program is not notified of this request.
-        let Some(listener) = listening else { return self.discard(key) };
-        let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
-            return self.discard(key);
+        let Some(listener) = listening else { return self.discard(hub, key) };
+        let Some(listening) = hub.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
+            return self.discard(hub, key);
         };
         let is_full = listening.waiting >= listening.options.backlog.max(1);
         if is_full && !crate::planted("requests-without-a-limit") {
-            return self.refuse_exchange(key, ExchangeRefusal::Busy, &[]);
+            return self.refuse_exchange(hub, key, ExchangeRefusal::Busy);
         }
         let (exchange, ack_timeout) = (listening.exchange.clone(), listening.options.ack_timeout);
         let source = local.map(|mut local| {
@@ -177,56 +167,57 @@ impl Verbs {
             local
         });
         // Peers can cause the following lines as often as they like, so the level is `debug`.
-        let (port_gid, device) = match self.port_of_request(source, &exchange) {
+        let (port_gid, device) = match self.port_of_request(hub, source, &exchange) {
             Ok(assigned) => assigned,
             Err(error) => {
                 log::debug!("{from} is refused: {error}");
-                return self.refuse_exchange(key, ExchangeRefusal::NoPort, &[]);
+                return self.refuse_exchange(hub, key, ExchangeRefusal::NoPort);
             }
         };
         if port_gid.network != peer.network {
             log::debug!("{from} is refused: {}", ExchangeRefusal::OtherNetwork.reason());
-            return self.refuse_exchange(key, ExchangeRefusal::OtherNetwork, &[]);
+            return self.refuse_exchange(hub, key, ExchangeRefusal::OtherNetwork);
         }
         let read_depth = ReadDepth {
             responder_resources: peer.initiator_depth.into(),
             initiator_depth: peer.responder_resources.into(),
         };
-        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(id) = hub.ids.get_mut(key) else { return };
         id.raw = Arc::new(RawId::for_exchange(port_gid.port, local, Some(from)));
         (id.state, id.read_depth) = (IdState::RequestReceived, read_depth);
         if let Some(stream) = id.stream_mut() {
             (stream.port_gid, stream.ack_timeout) = (Some(port_gid), ack_timeout);
         }
-        self.set_exchange_device(key, device);
-        if let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) {
+        hub.set_device(key, device);
+        if let Some(listening) = hub.ids.get_mut(listener).and_then(IdEntry::listener_mut) {
             listening.waiting += 1;
         }
         let listener = CmId(listener);
-        self.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
+        hub.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
     }
 
     /// Returns the port, the GID and the device for a connect request whose stream has the local address `source`. Fails if the port is
     /// down. After a search without a result, or with a port that is down, fails without a search until [`SEARCH_PAUSE`] is over.
     pub(super) fn port_of_request(
         &mut self,
+        hub: &mut DeviceHub,
         source: Option<SocketAddr>,
         options: &ExchangeOptions,
     ) -> Result<(PortGid, DeviceId)> {
-        let now = self.now;
-        let failed = &mut self.exchanges.failed_searches;
+        let now = hub.now;
+        let failed = &mut self.failed_searches;
         failed.retain(|(.., until)| now.is_some_and(|now| now < *until));
         if failed.iter().any(|(of, with, _)| *of == source && with == options) {
             let reason = "the last search has found no usable port for the address of this host on the stream".into();
             return Err(TransportError::NoDevice { reason });
         }
         let found = self.port_gid_for(source, options).and_then(|port_gid| {
-            let device = self.device_of_port(&port_gid)?;
-            self.check_found_port(device, &port_gid)?;
+            let device = hub.device_of_port(&port_gid)?;
+            self.check_found_port(hub, device, &port_gid)?;
             Ok((port_gid, device))
         });
         if let (Some(now), true) = (now, found.is_err()) {
-            let failed = &mut self.exchanges.failed_searches;
+            let failed = &mut self.failed_searches;
             if failed.len() >= MAX_CACHED {
                 failed.pop_front();
             }
@@ -236,110 +227,114 @@ impl Verbs {
     }
 
     /// Decrements the number of requests that wait at the listener, because the program has answered one.
-    pub(super) fn request_answered(&mut self, key: Key) {
-        let listener = self.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
-        if let Some(listening) =
-            listener.and_then(|listener| self.ids.get_mut(listener)).and_then(IdEntry::listener_mut)
-        {
+    pub(super) fn request_answered(hub: &mut DeviceHub, key: Key) {
+        let listener = hub.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
+        Self::one_less_waits(hub, listener);
+    }
+
+    /// Decrements the number of requests that wait at the listener.
+    pub(super) fn one_less_waits(hub: &mut DeviceHub, listener: Option<Key>) {
+        let listening = listener.and_then(|listener| hub.ids.get_mut(listener)).and_then(IdEntry::listener_mut);
+        if let Some(listening) = listening {
             listening.waiting = listening.waiting.saturating_sub(1);
         }
     }
 
-    fn accepted(&mut self, key: Key, peer: &Endpoint, private_data: Box<[u8]>) {
-        let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Connecting) else { return };
+    fn accepted(&mut self, hub: &mut DeviceHub, key: Key, peer: &Endpoint, private_data: Box<[u8]>) {
+        let Some(id) = hub.ids.get_mut(key).filter(|id| id.state == IdState::Connecting) else { return };
         let Some(stream) = id.stream_mut() else { return };
         let Some(own) = stream.own else { return };
         if own.network != peer.network {
             let why = ExchangeRefusal::OtherNetwork.reason().into();
-            return self.fail_attempt(key, ConnectFailure::Protocol(why));
+            return self.fail_attempt(hub, key, ConnectFailure::Protocol(why));
         }
-        match self.connect_qp(key, &own, peer, true) {
+        match Self::connect_qp(hub, key, &own, peer) {
             Ok(agreed) => {
-                let Some(id) = self.ids.get_mut(key) else { return };
+                let Some(id) = hub.ids.get_mut(key) else { return };
                 id.state = IdState::Established;
                 if let Some(stream) = id.stream_mut() {
                     // Only queues the message Ready. It is sent when epoll reports that the stream is writable.
                     stream.conversation.ready();
                 }
-                self.set_deadline(key, None);
+                self.set_deadline(hub, key, None);
                 let read_depth = agreed.read_depth;
-                self.push(key, CmEventKind::Established { private_data, read_depth });
+                hub.push(key, CmEventKind::Established { private_data, read_depth });
             }
             Err(error) => {
                 let why = format!("the device refuses the peer's queue pair: {error}");
-                self.fail_attempt(key, ConnectFailure::System(why));
+                self.fail_attempt(hub, key, ConnectFailure::System(why));
             }
         }
     }
 
-    fn refused(&mut self, key: Key, refusal: ExchangeRefusal, private_data: Box<[u8]>) {
-        if self.ids.get(key).is_none_or(|id| id.state != IdState::Connecting) {
+    fn refused(&mut self, hub: &mut DeviceHub, key: Key, refusal: ExchangeRefusal, private_data: Box<[u8]>) {
+        if hub.ids.get(key).is_none_or(|id| id.state != IdState::Connecting) {
             return;
         }
         match refusal {
             ExchangeRefusal::Program => {
-                if let Some(id) = self.ids.get_mut(key) {
+                if let Some(id) = hub.ids.get_mut(key) {
                     id.state = IdState::Closed;
                 }
-                self.set_deadline(key, None);
-                self.push(key, CmEventKind::Rejected { private_data });
+                self.set_deadline(hub, key, None);
+                hub.push(key, CmEventKind::Rejected { private_data });
             }
-            other => self.fail_attempt(key, ConnectFailure::Protocol(other.reason().into())),
+            other => self.fail_attempt(hub, key, ConnectFailure::Protocol(other.reason().into())),
         }
     }
 
     /// Processes the peer's message Ready: establishes the connection, which the program has accepted before.
-    fn peer_ready(&mut self, key: Key) {
-        let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
+    fn peer_ready(&mut self, hub: &mut DeviceHub, key: Key) {
+        let Some(id) = hub.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
         id.state = IdState::Established;
         let read_depth = id.read_depth;
-        self.set_deadline(key, None);
-        self.push(key, CmEventKind::Established { private_data: Box::default(), read_depth });
+        self.set_deadline(hub, key, None);
+        hub.push(key, CmEventKind::Established { private_data: Box::default(), read_depth });
     }
 
-    fn violated(&mut self, key: Key, what: &'static str) {
-        let Some(id) = self.ids.get(key) else { return };
+    fn violated(&mut self, hub: &mut DeviceHub, key: Key, what: &'static str) {
+        let Some(id) = hub.ids.get(key) else { return };
         log::debug!("the peer of an exchange that is {}: {what}", id.state.name());
         match id.state {
-            IdState::Connecting => self.fail_attempt(key, ConnectFailure::Protocol(what.into())),
+            IdState::Connecting => self.fail_attempt(hub, key, ConnectFailure::Protocol(what.into())),
             IdState::Established => {
-                self.close_stream(key);
-                self.disconnected(key, DisconnectCause::PeerViolation(what.into()));
+                Self::close_stream(hub, key);
+                hub.disconnected(key, DisconnectCause::PeerViolation(what.into()));
             }
-            _ => self.stream_ended(key, &io::ErrorKind::InvalidData.into()),
+            _ => self.stream_ended(hub, key, &io::ErrorKind::InvalidData.into()),
         }
     }
 
-    fn close_stream(&mut self, key: Key) {
-        let registry = self.event_set.poll.registry();
-        if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
+    fn close_stream(hub: &mut DeviceHub, key: Key) {
+        let registry = hub.event_set.poll.registry();
+        if let Some(stream) = hub.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.forget(registry);
             stream.shut_down();
         }
     }
 
     /// Processes the end of a stream: the peer has sent Goodbye, or the stream has ended or failed.
-    fn stream_ended(&mut self, key: Key, error: &io::Error) {
-        let Some(id) = self.ids.get_mut(key) else { return };
+    fn stream_ended(&mut self, hub: &mut DeviceHub, key: Key, error: &io::Error) {
+        let Some(id) = hub.ids.get_mut(key) else { return };
         let state = id.state;
-        self.set_deadline(key, None);
+        self.set_deadline(hub, key, None);
         match state {
-            IdState::AwaitingRequest => self.discard(key),
-            IdState::Connecting => self.fail_attempt(key, connect_failure(error)),
-            IdState::Accepting => self.fail_attempt(key, ConnectFailure::PeerClosed),
+            IdState::AwaitingRequest => self.discard(hub, key),
+            IdState::Connecting => self.fail_attempt(hub, key, connect_failure(error)),
+            IdState::Accepting => self.fail_attempt(hub, key, ConnectFailure::PeerClosed),
             IdState::RequestReceived => {
                 // The program has not answered the request yet. When the program accepts or rejects it, the call
                 // returns an error, so no event is necessary.
-                self.request_answered(key);
-                self.close_stream(key);
-                if let Some(id) = self.ids.get_mut(key) {
+                Self::request_answered(hub, key);
+                Self::close_stream(hub, key);
+                if let Some(id) = hub.ids.get_mut(key) {
                     id.state = IdState::Closed;
                 }
             }
-            IdState::Established => self.disconnected(key, DisconnectCause::Peer),
+            IdState::Established => hub.disconnected(key, DisconnectCause::Peer),
             IdState::Disconnecting { .. } => {
-                self.close_stream(key);
-                self.disconnected(key, DisconnectCause::Local);
+                Self::close_stream(hub, key);
+                hub.disconnected(key, DisconnectCause::Local);
             }
             _ => {}
         }
@@ -349,47 +344,38 @@ impl Verbs {
 
     /// Sets or removes the deadline of an id. The deadline of a stream is the time by which the peer's next message
     /// must arrive. The deadline of a listener is the end of its pause.
-    pub(super) fn set_deadline(&mut self, key: Key, until: Option<Instant>) {
-        let Some(id) = self.ids.get_mut(key) else { return };
-        let due = match &mut id.exchange {
-            Some(ExchangeSocket::Listener(listening)) => &mut listening.deadline,
-            Some(ExchangeSocket::Stream(stream)) => &mut stream.deadline,
-            None => return,
-        };
+    pub(super) fn set_deadline(&mut self, hub: &mut DeviceHub, key: Key, until: Option<Instant>) {
+        let Some(id) = hub.ids.get_mut(key) else { return };
+        let Some(due) = id.exchange.as_mut().map(ExchangeSocket::deadline_mut) else { return };
         if let Some(before) = std::mem::replace(due, until) {
-            self.exchanges.deadlines.remove(&(before, key));
+            self.deadlines.remove(&(before, key));
         }
         if let Some(until) = until {
-            self.exchanges.deadlines.insert((until, key));
+            self.deadlines.insert((until, key));
         }
-    }
-
-    /// Sets the deadline for the peer's message Ready.
-    pub(super) fn await_ready(&mut self, key: Key, now: Instant) {
-        self.set_deadline(key, Some(now + PEER_TIMEOUT));
     }
 
     /// Ends the connection attempts whose deadline has passed, and resumes the listeners whose pause has ended.
-    pub(super) fn exchanges_overdue(&mut self, now: Instant) {
-        while let Some(&(until, key)) = self.exchanges.deadlines.first().filter(|due| due.0 <= now) {
-            self.exchanges.deadlines.remove(&(until, key));
-            let Some(id) = self.ids.get_mut(key) else { continue };
+    pub(super) fn exchanges_overdue(&mut self, hub: &mut DeviceHub, now: Instant) {
+        while let Some(&(until, key)) = self.deadlines.first().filter(|due| due.0 <= now) {
+            self.deadlines.remove(&(until, key));
+            let Some(id) = hub.ids.get_mut(key) else { continue };
             if let Some(listening) = id.listener_mut() {
                 listening.deadline = None;
-                self.event_set.streams.push_back(key);
+                hub.event_set.streams.push_back(key);
             } else {
-                self.set_deadline(key, None);
-                match self.ids.get(key).map(|id| id.state) {
-                    Some(IdState::AwaitingRequest) => self.discard(key),
+                self.set_deadline(hub, key, None);
+                match hub.ids.get(key).map(|id| id.state) {
+                    Some(IdState::AwaitingRequest) => self.discard(hub, key),
                     Some(IdState::Resolved | IdState::Connecting | IdState::Accepting)
                         if !crate::planted("an-exchange-without-an-end") =>
                     {
-                        self.fail_attempt(key, ConnectFailure::Timeout);
+                        self.fail_attempt(hub, key, ConnectFailure::Timeout);
                     }
                     _ => continue,
                 }
             }
-            self.connector.wake();
+            hub.connector.wake();
         }
     }
 }

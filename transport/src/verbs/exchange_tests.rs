@@ -113,7 +113,12 @@ impl ExchangeTest {
 
     fn listen(&mut self) -> (CmId, SocketAddr) {
         let address = LOOPBACK.parse().unwrap();
-        let id = self.verbs.listen_by_exchange(address, &ListenParam::default(), &ExchangeOptions::default()).unwrap();
+        let id = self
+            .verbs
+            .exchange()
+            .unwrap()
+            .listen_exchange(address, &ListenParam::default(), &ExchangeOptions::default())
+            .unwrap();
         (id, self.verbs.local_address(id).unwrap())
     }
 
@@ -188,7 +193,7 @@ impl ExchangeTest {
         }
         until("nothing is left", || {
             assert!(self.next().is_none());
-            (self.verbs.ids.len() == listeners).then_some(())
+            (self.verbs.hub.ids.len() == listeners).then_some(())
         });
         assert!(self.verbs.exchanges.newcomers.is_empty() && self.verbs.exchanges.deadlines.is_empty());
     }
@@ -263,7 +268,7 @@ fn the_port_of_a_named_device_is_that_of_the_address() {
 #[test]
 fn a_named_device_is_used_through_an_active_port() {
     fn port(world: &ExchangeTest, id: CmId) -> u8 {
-        world.verbs.id(id).unwrap().raw.port()
+        world.verbs.hub.id(id).unwrap().raw.port()
     }
     let mut world = ExchangeTest::new();
     let set_states = |world: &ExchangeTest, states: [&str; 2]| {
@@ -276,7 +281,8 @@ fn a_named_device_is_used_through_an_active_port() {
     world.sysfs.write("ports/2/gid_attrs/types/0", "RoCE v2");
     set_states(&world, ["4: ACTIVE\n", "4: ACTIVE\n"]);
     let options = on_fake0();
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     // The streams have no IP address, so they are on no port. Returns the port of a connection.
     let resolve = |world: &mut ExchangeTest| {
@@ -609,7 +615,8 @@ fn requests_that_wait_for_the_program_are_limited() {
     let mut world = ExchangeTest::new();
     let options = on_fake0();
     let param = ListenParam { backlog: BACKLOG, ..ListenParam::default() };
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &param, &options).unwrap();
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &param, &options).unwrap();
     let mut peers = Vec::new();
     // Sends a request. Returns its id, or `None` if it was refused.
     let mut request = |world: &mut ExchangeTest| {
@@ -645,7 +652,7 @@ fn a_call_returns_although_sockets_are_ready() {
     }
     assert!(world.next().is_none());
     // From here on, each poll reports one socket.
-    world.verbs.event_set.ready = Events::with_capacity(1);
+    world.verbs.hub.event_set.ready = Events::with_capacity(1);
     let mut channel = Poll::new().unwrap();
     let fd = world.verbs.channel(Channel::ConnectionManager).unwrap();
     channel.registry().register(&mut SourceFd(&fd), Token(0), Interest::READABLE).unwrap();
@@ -655,7 +662,7 @@ fn a_call_returns_although_sockets_are_ready() {
     }
     let served = |verbs: &Verbs| {
         let has_input = |stream: &ExchangeStream| stream.conversation.wanted() < HEADER_LEN;
-        verbs.ids.iter().filter(|(_, id)| id.stream().is_some_and(has_input)).count()
+        verbs.hub.ids.iter().filter(|(_, id)| id.stream().is_some_and(has_input)).count()
     };
     let mut calls = 0;
     while served(&world.verbs) < STREAMS {
@@ -777,7 +784,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     drop(client);
     until("the end is noticed", || {
         assert!(world.next().is_none());
-        matches!(world.verbs.id(asked).unwrap().state, super::entry::IdState::Closed).then_some(())
+        matches!(world.verbs.hub.id(asked).unwrap().state, super::entry::IdState::Closed).then_some(())
     });
     let cq = world.verbs.create_cq(device, &CqAttr::new(8)).unwrap();
     assert!(world.verbs.create_qp(asked, &QpAttr::new(cq, cq, 2, 2)).is_err());
@@ -873,8 +880,8 @@ fn the_results_of_searches_are_limited() {
         let named = on_fake0();
         let options = if is_found { named } else { ExchangeOptions::default() };
         world.later(Duration::ZERO);
-        assert_eq!(world.verbs.port_of_request(Some(source), &options).is_ok(), is_found, "{source}");
-        let exchanges = &world.verbs.exchanges;
+        let Verbs { hub, exchanges, .. } = &mut world.verbs;
+        assert_eq!(exchanges.port_of_request(hub, Some(source), &options).is_ok(), is_found, "{source}");
         for results in [exchanges.port_gids.len(), exchanges.failed_searches.len()] {
             assert!(results <= MAX_CACHED, "{results}");
         }
@@ -890,7 +897,8 @@ fn requests_are_read_as_the_program_takes_them() {
     const REQUESTS: usize = 20;
     let mut world = ExchangeTest::new();
     let options = on_fake0();
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     let mut peers = Vec::new();
     for _ in 0..REQUESTS {
@@ -901,7 +909,7 @@ fn requests_are_read_as_the_program_takes_them() {
     for left in (0..REQUESTS).rev() {
         let event = world.next();
         assert!(matches!(event, Some((_, CmEventKind::ConnectRequest { .. }))), "{event:?}");
-        assert_eq!((world.verbs.events.len(), world.verbs.exchanges.newcomers.len()), (0, left));
+        assert_eq!((world.verbs.hub.events.len(), world.verbs.exchanges.newcomers.len()), (0, left));
     }
     drop(peers);
 }
@@ -913,7 +921,7 @@ fn the_program_brings_the_stream() {
     let mut world = ExchangeTest::new();
     let options = on_fake0();
     let address = LOOPBACK.parse().unwrap();
-    let listener = world.verbs.listen_by_exchange(address, &ListenParam::default(), &options).unwrap();
+    let listener = world.verbs.exchange().unwrap().listen_exchange(address, &ListenParam::default(), &options).unwrap();
     let (one, other) = UnixStream::pair().unwrap();
     let (now, deadline) = (world.now, world.now + LONG);
     let role = world.verbs.exchange().unwrap();
@@ -971,7 +979,8 @@ fn a_stream_ends_whatever_descriptors_the_program_has() {
     world.verbs.destroy_id(id, world.now).unwrap();
     assert_eq!(rest(peer).unwrap(), octets(&ExchangeMessage::Ready));
     // The program drops a detached connect request, and the peer disconnects before its request is answered.
-    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener =
+        world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     for detached in [true, false] {
         let (one, mut peer) = UnixStream::pair().unwrap();

@@ -6,69 +6,48 @@
 
 use std::sync::Arc;
 
-use super::NAME;
 use super::channel::EventChannel;
-use super::core::{STALE_ID, Verbs};
 use super::entry::{IdEntry, IdState};
-use super::exchange_socket::DetachedStream;
+use super::hub::{DeviceHub, STALE_ID};
 use super::id::RawId;
-use crate::cm::{CmId, Detached, ReadDepth};
+use crate::cm::{CmId, ReadDepth};
 use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 
 /// A connect request of rdma_cm that is detached from its provider. It has no queue pair yet.
 #[derive(Debug)]
-struct DetachedId {
+pub(super) struct DetachedId {
     id: RawId,
     read_depth: ReadDepth,
 }
 
-impl Verbs {
-    pub(super) fn detach_request(&mut self, id: CmId) -> Result<Detached> {
-        let entry = self.id_mut(id)?;
-        if entry.state != IdState::RequestReceived {
-            return Err(TransportError::InvalidState { call: "detach", state: entry.state.name() });
-        }
-        if entry.qp.is_some() {
-            return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
-        }
-        if entry.raw.uses_exchange() {
-            return self.detach_stream(id);
-        }
+impl DetachedId {
+    /// Detaches a connect request that has no queue pair.
+    pub(super) fn detach(hub: &mut DeviceHub, id: CmId) -> Result<Self> {
         let channel = Arc::new(EventChannel::open()?);
-        let entry = self.id_mut(id)?;
-        let raw = Arc::get_mut(&mut entry.raw);
+        let raw = Arc::get_mut(&mut hub.id_mut(id)?.raw);
         raw.ok_or(TransportError::InvalidState { call: "detach", state: "in use" })?.migrate(&channel)?;
-        let IdEntry { raw, device, read_depth, .. } = self.ids.remove(id.0).ok_or(STALE_ID)?;
-        if let Some(device) = device {
-            self.devices[device.0 as usize].ids -= 1;
-            self.close_if_unused(device);
-        }
+        let IdEntry { raw, device, read_depth, .. } = hub.ids.remove(id.0).ok_or(STALE_ID)?;
+        hub.leave_device(device);
         let id = Arc::into_inner(raw).ok_or(STALE_ID)?;
-        Ok(Detached::new(NAME, DetachedId { id, read_depth }))
+        Ok(Self { id, read_depth })
     }
 
-    pub(super) fn attach_request(&mut self, request: Detached) -> Result<(CmId, DeviceId)> {
-        let request = match request.into_state::<DetachedStream>() {
-            Ok(moving) => return self.attach_stream(moving),
-            Err(request) => request,
-        };
-        let DetachedId { mut id, read_depth } = request.into_state().map_err(|_| TransportError::Unsupported {
-            provider: NAME,
-            feature: "connect requests of other providers",
-        })?;
-        id.migrate(self.manager()?)?;
+    /// Attaches a connect request that another provider has detached.
+    pub(super) fn attach(self, hub: &mut DeviceHub) -> Result<(CmId, DeviceId)> {
+        let Self { mut id, read_depth } = self;
+        id.migrate(hub.manager()?)?;
         let mut entry = IdEntry::new(Arc::new(id), IdState::RequestReceived);
         entry.read_depth = read_depth;
-        let key = self.add(entry);
+        let key = hub.add(entry);
         // Events that moved with the id have made no edge on this provider's channel, so read the channel without an
         // edge.
-        self.event_set.channel = true;
-        self.connector.wake();
-        match self.assign_device(key) {
+        hub.event_set.channel = true;
+        hub.connector.wake();
+        match hub.assign_device(key) {
             Ok(device) => Ok((CmId(key), device)),
             Err(error) => {
-                self.discard(key);
+                hub.discard(key);
                 Err(error)
             }
         }

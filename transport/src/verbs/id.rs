@@ -450,6 +450,8 @@ pub(super) struct ConnectOffer {
     /// The number of times that a message is retransmitted to a peer without a posted receive, 0 to 6; 7 means no
     /// limit.
     pub(super) rnr_retry_count: u8,
+    /// The receiver-not-ready timer, as a code.
+    pub(super) min_rnr_timer: u8,
 }
 
 impl ConnectOffer {

@@ -1,41 +1,44 @@
-//! The lifecycle of ids on devices: assigning an id to a device, destroying an id, and closing a removed device after
-//! its last id was destroyed.
+//! The devices of ids: opening a device for its first id, destroying an id, and closing a removed
+//! device after its last id was destroyed.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
+use super::capabilities::port_state;
 use super::context::RawContext;
-use super::core::{ASYNC, STALE_ID, Verbs};
 use super::device::ContextOwner;
 use super::devices::Device;
 use super::entry::{IdEntry, IdState};
 use super::ffi::{self, RawAddress};
 use super::gid::{self, PortGid};
+use super::hub::{ASYNC, DeviceHub, STALE_ID};
 use super::id::{RawId, Service};
-use crate::cm::ExchangeOptions;
 use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
-use crate::qp::QpId;
 use crate::slab::Key;
 
-impl Verbs {
+impl DeviceHub {
     /// Finds the device of an id and records it in the id's entry. Opens the device if the provider has not opened it
     /// yet.
     pub(super) fn assign_device(&mut self, key: Key) -> Result<DeviceId> {
         let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
         let device = self.device_of(&raw)?;
-        let entry = &mut self.devices[device.0 as usize];
-        if let Some(open) = &entry.raw {
-            raw.set_device(open);
-        }
-        if let Some(id) = self.ids.get_mut(key) {
-            id.device = Some(device);
-            entry.ids += 1;
-        }
+        self.set_device(key, device);
         Ok(device)
+    }
+
+    /// Records that an id is on `device`.
+    pub(super) fn set_device(&mut self, key: Key, device: DeviceId) {
+        let entry = &mut self.devices[device.0 as usize];
+        let Some(id) = self.ids.get_mut(key) else { return };
+        if let Some(open) = &entry.raw {
+            id.raw.set_device(open);
+        }
+        id.device = Some(device);
+        entry.ids += 1;
     }
 
     /// Returns the device of an id. Opens the device if the provider has not opened it yet. Fails if the device was removed and the
@@ -113,11 +116,8 @@ impl Verbs {
         self.add_device(device)
     }
 
-    /// Returns the device that has this address of the local host.
+    /// Returns the device that has this address of the local host. Asks the connection manager.
     pub(super) fn device_at_address(&mut self, address: IpAddr) -> Result<DeviceId> {
-        if self.manager().is_err() {
-            return self.device_at_gid(address);
-        }
         let id = RawId::create(self.manager()?, Service::Connected)?;
         id.bind(&RawAddress::new(ffi::scoped(address)))
             .map_err(|error| TransportError::NoDevice { reason: format!("the address {address}: {error}") })?;
@@ -127,15 +127,6 @@ impl Verbs {
             });
         }
         self.device_up(&id)?.map_err(|reason| TransportError::NoDevice { reason })
-    }
-
-    /// Searches the GID tables for the device that has an address. Used if there is no connection manager.
-    fn device_at_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
-        let options = ExchangeOptions::default();
-        let port_gid = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
-        let device = self.device_of_port(&port_gid)?;
-        self.check_port(Some(device), port_gid.port)?;
-        Ok(device)
     }
 
     /// Puts a private id on every device that has an address. librdmacm opens all devices when it lists them. Without a private id, the
@@ -154,104 +145,65 @@ impl Verbs {
         }
     }
 
-    /// Destroys an id that has no queue pair. Logs an error instead of returning it.
-    pub(super) fn discard(&mut self, key: Key) {
-        if let Err(error) = self.remove(key) {
-            local_log!(Error, "{error}");
-        }
+    /// Returns `Ok(Ok(device))` if the port of an id is active. If the port is not active, returns `Ok(Err(reason))`.
+    pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
+        // Open the device in the same way as for a connection, so that the provider is notified of the device's
+        // removal.
+        let device = self.device_of(id)?;
+        let entry = &self.devices[device.0 as usize];
+        let (name, port) = (&entry.info.name, id.port());
+        Ok(match port_state(entry.live()?.context(), port)? {
+            Ok(()) => Ok(device),
+            Err(state) => Err(format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more")),
+        })
     }
 
-    /// Destroys an id and its queue pair. The id is invalid afterwards. Fails if the device may still use the memory of the id's work
-    /// requests. After such an error, the entries that the id has reserved in its completion queue and shared receive queue stay reserved.
-    pub(super) fn remove(&mut self, key: Key) -> Result<()> {
-        self.leave_all(key);
-        let Some(mut id) = self.ids.remove(key) else { return Ok(()) };
-        let exchange = id.exchange.take();
-        let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
-        let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
-        // If the queue pair uses a shared queue, put it into the error state first, so that the device completes the
-        // shared receives that the queue pair has consumed. If another thread still has an `Arc` of the id, the queue
-        // pair is destroyed later, so it must not access memory from now on.
-        let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
-        if let Some(qp) = on_shared {
-            // Poll the completions of shared receives before the queue pair is destroyed, because some libraries drop the completions of a
-            // queue pair that they destroy. The shared queue would count the receives of dropped completions as outstanding forever.
-            self.stash_completions(key, qp);
-        }
-        if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
-            if let Some(exchange) = exchange {
-                self.close_exchange(key, id.state, exchange);
-            }
-            self.retire(key, id, now);
-            return Ok(());
-        }
-        let IdEntry { raw, qp, device, handshaking, state, .. } = id;
-        let ended = if handshaking {
+    /// Destroys an id that was removed from the table. Fails if the device may still use the memory
+    /// of the id's work requests. If another thread has an `Arc` of the id, that thread destroys it
+    /// later. In this case, returns `stopped`, which is `Ok` if the queue pair is in the error
+    /// state.
+    pub(super) fn destroy(&mut self, id: IdEntry, stopped: Result<()>) -> Result<()> {
+        let IdEntry { raw, device, handshaking, state, .. } = id;
+        if handshaking {
             // On iWARP, destroying the id waits for the end of its handshake, so a private thread destroys it.
             self.connector.release(raw);
-            stopped
-        } else {
-            raw.abandon();
-            self.destroy_raw(device, state, raw, stopped)
-        };
-        if let Some(qp) = qp {
-            if qp.srq.is_some() {
-                self.stash_completions(key, &qp);
-            }
-            if ended.is_ok() {
-                self.release_entries(&qp);
-            }
-            if let Some(device) = device {
-                self.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
-            }
+            return stopped;
         }
-        if let Some(exchange) = exchange {
-            self.close_exchange(key, state, exchange);
-        }
-        if let Some(device) = device.filter(|_| state != IdState::WatchingDevice) {
-            self.devices[device.0 as usize].ids -= 1;
-            self.close_if_unused(device);
-        }
-        ended
+        raw.abandon();
+        let Some(device) = device else { return RawId::destroy(raw, stopped) };
+        self.devices[device.0 as usize].destroy_raw(state, raw, stopped)
     }
 
-    /// Closes a removed device and destroys all objects on it, if no id is on the device any more. Then the kernel can
-    /// finish the removal.
-    pub(super) fn close_if_unused(&mut self, device: DeviceId) {
-        let entry = &mut self.devices[device.0 as usize];
-        if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
-            return;
+    /// Destroys an id that has no queue pair. Logs an error instead of returning it. An exchange
+    /// socket of the id must be closed by the caller.
+    pub(super) fn discard(&mut self, key: Key) {
+        let Some(id) = self.ids.remove(key) else { return };
+        debug_assert!(id.qp.is_none(), "a queue pair has entries in its queues");
+        let device = id.device_in_use();
+        if let Err(error) = self.destroy(id, Ok(())) {
+            local_log!(Error, "{error}");
         }
-        self.release_waiting(device);
+        self.leave_device(device);
+    }
+
+    /// Counts one id less on a device. If the device was removed, [`Verbs`](super::Verbs) closes it
+    /// after its last id.
+    pub(super) fn leave_device(&mut self, device: Option<DeviceId>) {
+        let Some(device) = device else { return };
+        let entry = &mut self.devices[device.0 as usize];
+        entry.ids -= 1;
+        if entry.removed {
+            self.left.push(device);
+        }
+    }
+
+    /// Closes a removed device. The caller has destroyed all objects on it. Then the kernel can
+    /// finish the removal.
+    pub(super) fn close(&mut self, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         entry.armed = 0;
         let (raw, watch) = (entry.raw.take(), entry.watch.take());
         local_log!(Info, "the device {} is closed", entry.info.name);
-        for key in self.cqs.keys() {
-            if let Some(cq) = self.cqs.get_mut(key).filter(|cq| cq.device == device.0) {
-                cq.armed = false;
-                cq.raw = None;
-            }
-        }
-        for key in self.addresses.keys() {
-            if let Some(address) = self.addresses.get_mut(key).filter(|address| address.device == device.0) {
-                address.raw = None;
-            }
-        }
-        for key in self.srqs.keys() {
-            if let Some(srq) = self.srqs.get_mut(key).filter(|srq| srq.device == device.0) {
-                if let Err(error) = srq.destroy() {
-                    local_log!(Error, "{error}: the shared receive queue is left as it is");
-                }
-            }
-        }
-        for key in self.regions.keys() {
-            if let Some(region) = self.regions.get_mut(key).filter(|region| region.device == device.0) {
-                if let Err(error) = region.deregister() {
-                    local_log!(Error, "{error}: the memory stays registered");
-                }
-            }
-        }
         for fd in raw.iter().flat_map(|raw| raw.event_fds()) {
             if let Err(error) = self.event_set.poll.registry().deregister(&mut SourceFd(&fd)) {
                 log::debug!("deregistering a device: {error}");

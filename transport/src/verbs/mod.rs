@@ -18,10 +18,14 @@
 //! | `id` | the owner of an id and its queue pair |
 //! | `exchange_socket` | the listener and the stream of a connection by out-of-band exchange, which needs no connection manager |
 //! | `connector` | threads for the calls that block on iWARP |
-//! | `qp`, `entry`, `devices` | entries of the provider's tables: a queue pair, an id, a device |
-//! | `core` | [`Verbs`]: the provider's tables |
-//! | `lifecycle`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | operations of [`Verbs`], by subject |
-//! | `exchange_calls`, `exchange_events` | connections by out-of-band exchange: the calls of the program, and the input from peers |
+//! | `qp`, `entry`, `devices`, `port` | entries of the provider's tables: a queue pair, an id, a device and its ports |
+//! | `id_events`, `datagram` | the processing of events of an id, and its multicast groups |
+//! | `hub` | `DeviceHub`: the ids, the devices and the events, which all parts share; it does not know the parts |
+//! | `lifecycle`, `connecting`, `hub_events` | operations of the hub: devices of ids, calls and events of the connection manager |
+//! | `queues`, `retiring` | `DeviceQueues`: completion queues, shared receive queues, and queue pairs that are destroyed later |
+//! | `exchange_calls`, `exchange_events` | `Exchanges`: calls of the program, and input from peers, of connections by exchange |
+//! | `core` | [`Verbs`]: the parts |
+//! | `handover` | connect requests that move to another provider |
 //! | `events` | the reading and processing of events |
 //! | `open` | [`Verbs::open`], and the search for a device by an address |
 //! | `provider` | the implementation of [`crate::Provider`] |
@@ -91,7 +95,10 @@ pub(crate) mod fake;
 mod ffi;
 mod gid;
 mod handover;
+mod hub;
+mod hub_events;
 mod id;
+mod id_events;
 mod lifecycle;
 mod moderation;
 mod mr;

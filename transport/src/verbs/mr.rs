@@ -21,8 +21,10 @@ use super::device::RawDevice;
 use super::sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
 use crate::error::{Result, TransportError};
 use crate::mem::Memory;
-use crate::mr::{Access, LocalKey, RemoteKey};
+use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::provider::DeviceId;
 use crate::registrar::{Registrar, Registration};
+use crate::slab::Slab;
 
 /// The owner of one registration. It keeps the registered memory alive by an `Arc`.
 #[derive(Debug)]
@@ -199,6 +201,42 @@ fn release(registration: &mut Option<RawRegion>) -> Result<()> {
     registration.as_mut().map_or(Ok(()), RawRegion::deregister)?;
     *registration = None;
     Ok(())
+}
+
+/// The regions of the provider.
+#[derive(Debug, Default)]
+pub(super) struct DeviceRegions {
+    pub(super) table: Slab<RegisteredRegion>, // bound: pool, large-messages, copies, kept-blocks
+}
+
+impl DeviceRegions {
+    pub(super) fn add(
+        &mut self,
+        (region, local_key, remote_key): (RegisteredRegion, LocalKey, RemoteKey),
+    ) -> MemoryRegion {
+        MemoryRegion { id: MrId(self.table.insert(region)), local_key, remote_key }
+    }
+
+    pub(super) fn get_mut(&mut self, region: MrId) -> Result<&mut RegisteredRegion> {
+        self.table.get_mut(region.0).ok_or(TransportError::Stale { object: "memory region" })
+    }
+
+    pub(super) fn deregister(&mut self, region: MrId) -> Result<()> {
+        self.get_mut(region)?.deregister()?;
+        self.table.remove(region.0);
+        Ok(())
+    }
+
+    /// Deregisters all regions of a removed device. The handles of the regions stay valid.
+    pub(super) fn release(&mut self, device: DeviceId) {
+        for key in self.table.keys() {
+            if let Some(region) = self.table.get_mut(key).filter(|region| region.device == device.0) {
+                if let Err(error) = region.deregister() {
+                    local_log!(Error, "{error}: the memory stays registered");
+                }
+            }
+        }
+    }
 }
 
 /// A registrar: it registers memory for one device on any thread. It keeps the device open.

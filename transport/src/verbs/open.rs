@@ -7,15 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::capabilities::port_state;
 use super::channel::EventChannel;
 use super::core::Verbs;
 use super::ffi::{RawAddress, local_addresses};
+use super::hub::DeviceHub;
 use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, is_unreachable};
 use super::sys::{self, ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
 use crate::error::{Result, TransportError};
-use crate::handle::DeviceId;
 use crate::slab::Key;
 
 const NODES: &str = "/dev/infiniband";
@@ -63,7 +62,7 @@ impl Verbs {
     /// can be used.
     #[must_use]
     pub fn rdma_cm_error(&self) -> Option<String> {
-        self.manager().err().map(|error| error.to_string())
+        self.hub.manager().err().map(|error| error.to_string())
     }
 
     /// Checks if an RDMA device reaches the address of `peer`. The call resolves the address and **blocks** for at most `timeout`, so call
@@ -72,7 +71,7 @@ impl Verbs {
     /// # Errors
     /// rdma_cm cannot be used, or the system lacks resources.
     pub fn reaches(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Reach> {
-        self.manager()?;
+        self.hub.manager()?;
         if peer.ip().is_loopback() {
             return Ok(Reach::No { reason: NO_LOOPBACK.into() });
         }
@@ -95,7 +94,7 @@ impl Verbs {
         };
         let event = if rc > 0 { channel.next()? } else { None };
         match event {
-            Some(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED => self.reached(&id),
+            Some(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED => reached(&mut self.hub, &id),
             Some(event) => {
                 let error = io::Error::from_raw_os_error(event.status.saturating_abs());
                 Ok(Reach::No { reason: format!("{} does not resolve: {error}", peer.ip()) })
@@ -110,63 +109,50 @@ impl Verbs {
     /// # Errors
     /// rdma_cm cannot be used, or the system lacks resources.
     pub fn serves(&mut self, address: SocketAddr) -> Result<Reach> {
-        self.manager()?;
+        self.hub.manager()?;
         if address.ip().is_unspecified() {
-            return self.serves_any();
+            return serves_any(&mut self.hub);
         }
         let channel = Arc::new(EventChannel::open()?);
         let id = RawId::create(&channel, Service::Connected)?;
         let mut local = address;
         local.set_port(0);
         match id.bind(&RawAddress::new(local)) {
-            Ok(()) => self.reached(&id),
+            Ok(()) => reached(&mut self.hub, &id),
             Err(error) => unreachable(error),
         }
     }
+}
 
-    fn reached(&mut self, id: &RawId) -> Result<Reach> {
-        if id.context().is_null() {
-            return Ok(Reach::No { reason: "the address is not on an RDMA device".into() });
+fn reached(hub: &mut DeviceHub, id: &RawId) -> Result<Reach> {
+    if id.context().is_null() {
+        return Ok(Reach::No { reason: "the address is not on an RDMA device".into() });
+    }
+    Ok(match hub.device_up(id)? {
+        Ok(device) => Reach::Yes { device: hub.devices[device.0 as usize].info.name.clone() },
+        Err(reason) => Reach::No { reason },
+    })
+}
+
+/// Finds a device that has an address of this host and an active port.
+fn serves_any(hub: &mut DeviceHub) -> Result<Reach> {
+    let mut reason = "no address of this host is on an RDMA device".to_owned();
+    let mut failed = None;
+    for address in local_addresses() {
+        let channel = Arc::new(EventChannel::open()?);
+        let id = RawId::create(&channel, Service::Connected)?;
+        if id.bind(&RawAddress::new(address)).is_err() || id.context().is_null() {
+            // The address is not on an RDMA device, like most addresses of a host.
+            continue;
         }
-        Ok(match self.device_up(id)? {
-            Ok(device) => Reach::Yes { device: self.devices[device.0 as usize].info.name.clone() },
-            Err(reason) => Reach::No { reason },
-        })
-    }
-
-    /// Returns `Ok(Ok(device))` if the port of an id is active. If the port is not active, returns `Ok(Err(reason))`.
-    pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
-        // Open the device in the same way as for a connection, so that the provider is notified of the device's
-        // removal.
-        let device = self.device_of(id)?;
-        let entry = &self.devices[device.0 as usize];
-        let (name, port) = (&entry.info.name, id.port());
-        Ok(match port_state(entry.live()?.context(), port)? {
-            Ok(()) => Ok(device),
-            Err(state) => Err(format!("port {port} of {name} is {state}; `ip link` and `rdma link` say more")),
-        })
-    }
-
-    /// Finds a device that has an address of this host and an active port.
-    fn serves_any(&mut self) -> Result<Reach> {
-        let mut reason = "no address of this host is on an RDMA device".to_owned();
-        let mut failed = None;
-        for address in local_addresses() {
-            let channel = Arc::new(EventChannel::open()?);
-            let id = RawId::create(&channel, Service::Connected)?;
-            if id.bind(&RawAddress::new(address)).is_err() || id.context().is_null() {
-                // The address is not on an RDMA device, like most addresses of a host.
-                continue;
-            }
-            match self.reached(&id) {
-                Ok(Reach::No { reason: why }) => reason = why,
-                Ok(yes @ Reach::Yes { .. }) => return Ok(yes),
-                // The other devices may work.
-                Err(error) => failed = Some(error),
-            }
+        match reached(hub, &id) {
+            Ok(Reach::No { reason: why }) => reason = why,
+            Ok(yes @ Reach::Yes { .. }) => return Ok(yes),
+            // The other devices may work.
+            Err(error) => failed = Some(error),
         }
-        failed.map_or(Ok(Reach::No { reason }), Err)
     }
+    failed.map_or(Ok(Reach::No { reason }), Err)
 }
 
 fn unreachable(error: TransportError) -> Result<Reach> {

@@ -11,73 +11,61 @@
 
 use std::sync::Arc;
 
-use super::core::Verbs;
+use super::connector::Connector;
 use super::device::Driver;
+use super::devices::Device;
 use super::entry::IdState;
 use super::id::RawId;
 use crate::error::{Result, TransportError};
-use crate::provider::DeviceId;
 
-impl Verbs {
-    /// Returns true if the port is down and the device's connection manager uses datagrams. Always false on iWARP, where each id has a TCP
-    /// connection instead.
-    fn is_down(&mut self, device: DeviceId, port: u8) -> bool {
-        let device = self.devices.get_mut(device.0 as usize).filter(|device| !device.limits.iwarp);
-        !crate::planted("a-request-through-a-port-that-is-down") && device.is_some_and(|device| device.is_down(port))
-    }
-
-    /// Returns an error if the port is down and the connection manager would send through it.
-    pub(super) fn check_port(&mut self, device: Option<DeviceId>, port: u8) -> Result<()> {
-        let Some(device) = device.filter(|device| self.is_down(*device, port)) else { return Ok(()) };
-        let name = &self.devices[device.0 as usize].info.name;
+impl Device {
+    /// Returns an error if the port is down and the connection manager would send through it. On
+    /// iWARP each id has a TCP connection instead, so there is never an error.
+    pub(super) fn check_port(&mut self, port: u8) -> Result<()> {
+        let planted = crate::planted("a-request-through-a-port-that-is-down");
+        if planted || self.limits.iwarp || !self.is_down(port) {
+            return Ok(());
+        }
+        let name = &self.info.name;
         Err(TransportError::NoDevice { reason: format!("port {port} of {name} is down; `rdma link` shows it") })
     }
 
-    /// Destroys an id. If the connection manager would send through a port that is down, the id is destroyed later instead. Fails if the
-    /// device may still use the memory of the id's work requests. If another thread still shares the id, that thread destroys it later. In
-    /// this case, returns `stopped`, which the caller has set to `Ok` if the queue pair is in the error state.
-    pub(super) fn destroy_raw(
-        &mut self,
-        device: Option<DeviceId>,
-        state: IdState,
-        raw: Arc<RawId>,
-        stopped: Result<()>,
-    ) -> Result<()> {
+    /// Destroys an id on the device. If the connection manager would send through a port that is
+    /// down, the id is destroyed later instead. Fails if the device may still use the memory of the
+    /// id's work requests. If another thread still shares the id, that thread destroys it later. In
+    /// this case, returns `stopped`, which the caller has set to `Ok` if the queue pair is in the
+    /// error state.
+    pub(super) fn destroy_raw(&mut self, state: IdState, raw: Arc<RawId>, stopped: Result<()>) -> Result<()> {
         let silent = matches!(
             state,
             IdState::Listening | IdState::Bound | IdState::WatchingDevice | IdState::Resolving | IdState::Resolved
         );
         // Destroying an id that connects by out-of-band exchange sends nothing.
-        let Some(device) = device.filter(|_| !silent && !raw.uses_exchange()) else {
-            return RawId::destroy(raw, stopped);
-        };
-        let entry = &mut self.devices[device.0 as usize];
-        if entry.limits.driver != Driver::Rxe || !entry.is_down(raw.port()) {
+        let sends = !silent && !raw.uses_exchange() && self.limits.driver == Driver::Rxe;
+        if !sends || !self.is_down(raw.port()) {
             return RawId::destroy(raw, stopped);
         }
         // After `flush`, the queue pair accesses no memory and consumes no shared receive.
         let stopped = raw.flush();
-        entry.waiting_for_port.push((raw.port(), raw));
+        self.waiting_for_port.push((raw.port(), raw));
         stopped
     }
 
     /// Destroys each kept id of the device if the id's port is up now. An id is kept if the program destroys it while
     /// its port is down.
-    pub(super) fn ports_changed(&mut self, device: DeviceId) {
-        let device = &mut self.devices[device.0 as usize];
-        for (port, raw) in std::mem::take(&mut device.waiting_for_port) {
-            if device.is_down(port) || crate::planted("an-id-waits-for-its-port-for-ever") {
-                device.waiting_for_port.push((port, raw));
+    pub(super) fn ports_changed(&mut self) {
+        for (port, raw) in std::mem::take(&mut self.waiting_for_port) {
+            if self.is_down(port) || crate::planted("an-id-waits-for-its-port-for-ever") {
+                self.waiting_for_port.push((port, raw));
             }
         }
     }
 
-    /// Destroys the kept ids of a device even if their port is down, because the device was removed, or because the
-    /// provider is being dropped.
-    pub(super) fn release_waiting(&mut self, device: DeviceId) {
-        let device = &mut self.devices[device.0 as usize];
-        for (port, raw) in std::mem::take(&mut device.waiting_for_port) {
-            if device.is_down(port) { self.connector.release(raw) } else { drop(raw) }
+    /// Destroys the kept ids of the device even if their port is down, because the device was
+    /// removed, or because the provider is being dropped.
+    pub(super) fn release_waiting(&mut self, connector: &Connector) {
+        for (port, raw) in std::mem::take(&mut self.waiting_for_port) {
+            if self.is_down(port) { connector.release(raw) } else { drop(raw) }
         }
     }
 }

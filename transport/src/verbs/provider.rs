@@ -4,29 +4,28 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::NAME;
-use super::core::{STALE_CQ, STALE_QP, STALE_SRQ, Verbs};
-use super::cq;
+use super::address::{Address, RawAddressHandle};
+use super::core::Verbs;
+use super::datagram;
 use super::entry::IdState;
-use super::exchange_socket::{ExchangeStream, adopt};
-use super::ffi::QueueName;
+use super::exchange_socket::{DetachedStream, ExchangeStream, adopt};
+use super::handover::DetachedId;
 use super::id::Service;
 use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegisteredRegion};
-use super::status::connect_failure;
+use super::queues::{STALE_QP, STALE_SRQ};
 use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::Features;
-use crate::cm::{
-    CmEvent, CmEventKind, CmId, ConnectParam, Detached, ExchangeOptions, ListenParam, PathOptions, ReadDepth,
-};
+use crate::cm::{CmEvent, CmId, ConnectParam, Detached, ExchangeOptions, ListenParam, PathOptions};
 use crate::cq::{CqAttr, Notify};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Result, TransportError};
 use crate::event::AsyncEvent;
 use crate::exchange::message::ExchangeRefusal;
 use crate::mem::Memory;
-use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::mr::{Access, MemoryRegion, MrId};
 use crate::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::registrar::{Registrar, Registration};
@@ -37,47 +36,6 @@ use crate::roles::{
 use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
-
-const STALE_REGION: TransportError = TransportError::Stale { object: "memory region" };
-
-/// The time that an iWARP peer has to close a connection after the local side has disconnected. If the peer has not
-/// closed it by then, the local side resets the connection.
-const CLOSE_LIMIT: Duration = Duration::from_millis(500);
-
-impl Verbs {
-    fn check_access(&self, device: DeviceId, access: Access) -> Result<()> {
-        let features = self.live_device(device)?.info.capabilities.features;
-        if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {
-            return Err(TransportError::Unsupported { provider: NAME, feature: "atomic operations on this device" });
-        }
-        if access.contains(Access::DIRECT) {
-            return Err(TransportError::Unsupported {
-                provider: NAME,
-                feature: "direct regions: those are for peers of one host",
-            });
-        }
-        if access.contains(Access::ON_DEMAND) && !features.contains(Features::ON_DEMAND_PAGING) {
-            return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging on this device" });
-        }
-        Ok(())
-    }
-
-    fn add_region(&mut self, (region, local_key, remote_key): (RegisteredRegion, LocalKey, RemoteKey)) -> MemoryRegion {
-        MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
-    }
-
-    /// Ends the wait for the peer to close the connection: puts the queue pair of the id into the error state. Does
-    /// nothing if the id does not wait for this.
-    pub(super) fn flush_closing(&mut self, id: CmId) {
-        let Ok(entry) = self.id_mut(id) else { return };
-        if let IdState::Disconnecting { flush_at: Some(_) } = entry.state {
-            entry.state = IdState::Disconnecting { flush_at: None };
-            if let Err(error) = entry.raw.flush() {
-                log::debug!("{error}");
-            }
-        }
-    }
-}
 
 // SAFETY: the numbers are those of the contract of [`Provider`]. 1. to 3. By the contract of libibverbs (`ibv_post_send`(3),
 // `ibv_poll_cq`(3), `ibv_modify_qp`(3)), a device uses the memory of a work request until its completion, completes work in order, and uses
@@ -93,203 +51,132 @@ unsafe impl Provider for Verbs {
     }
 
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
-        self.devices.get(device.0 as usize).filter(|device| !device.removed).map(|device| &device.info)
+        self.hub.devices.get(device.0 as usize).filter(|device| !device.removed).map(|device| &device.info)
     }
 
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.device_at_address(address)
+        if self.hub.manager().is_err() {
+            return self.exchanges.device_at_gid(&mut self.hub, address);
+        }
+        self.hub.device_at_address(address)
     }
 
     fn channel(&self, channel: Channel) -> Result<RawFd> {
         match channel {
-            Channel::ConnectionManager => Ok(self.event_set.poll.as_raw_fd()),
-            Channel::Completions(device) => Ok(self.live_device(device)?.live()?.completion_fd()),
+            Channel::ConnectionManager => Ok(self.hub.event_set.poll.as_raw_fd()),
+            Channel::Completions(device) => Ok(self.hub.live_device(device)?.live()?.completion_fd()),
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         let closing = self.closing.front().map(|closing| closing.0);
-        let retiring = self.retiring.front().map(|retiring| retiring.until);
+        let retiring = self.queues.retiring.front().map(|retiring| retiring.until);
         let exchanges = self.exchanges.deadlines.first().map(|due| due.0);
         closing.into_iter().chain(retiring).chain(exchanges).min()
     }
 
     fn progress(&mut self, now: Instant, _drive: Drive) -> bool {
-        self.now = Some(now);
+        self.hub.now = Some(now);
         while let Some(&(_, key)) = self.closing.front().filter(|(until, _)| *until <= now) {
             self.closing.pop_front();
-            self.flush_closing(CmId(key));
+            if let Ok(id) = self.hub.id_mut(CmId(key)) {
+                id.flush_closing();
+            }
         }
-        self.retire_overdue(now);
-        self.exchanges_overdue(now);
+        self.queues.retire_overdue(&mut self.hub, now);
+        self.exchanges.exchanges_overdue(&mut self.hub, now);
+        self.settle();
         false
     }
 
     fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
-        self.listen_for(Service::Connected, address, options)
+        self.hub.listen_for(Service::Connected, address, options)
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        self.id(id).ok()?.raw.local_address()
+        self.hub.id(id).ok()?.raw.local_address()
     }
 
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.resolve_from(peer, options, deadline)
+        self.hub.resolve_from(peer, options, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
-        let entry = self.id(id)?;
+        let entry = self.hub.id(id)?;
         if entry.state != IdState::Resolved {
             return Err(TransportError::InvalidState { call: "connect", state: entry.state.name() });
         }
         if entry.qp.is_none() && entry.raw.service() == Service::Connected {
             return Err(TransportError::InvalidState { call: "connect", state: "without a queue pair" });
         }
-        let offer = self.offer(entry, param, None)?;
+        let offer = self.hub.offer(entry, param, None)?;
         if entry.raw.uses_exchange() {
-            return self.connect_by_exchange(id, &offer, param.retries.min_rnr_timer);
+            return self.exchanges.connect_by_exchange(&mut self.hub, id, &offer);
         }
-        let (iwarp, raw, device) = (self.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
-        self.check_port(device, raw.port())?;
-        let mut refused = None;
-        if iwarp {
-            let started = self.connector.connect(id.0, raw, offer);
-            started.map_err(|source| TransportError::io("starting a thread to connect on", source))?;
-        } else if let Err(error) = raw.connect(&offer) {
-            match error {
-                TransportError::Io { source, .. } => refused = Some(connect_failure(&source)),
-                other => return Err(other),
-            }
-        }
-        let entry = self.id_mut(id)?;
-        entry.handshaking = iwarp;
-        entry.min_rnr_timer = param.retries.min_rnr_timer;
-        entry.state = IdState::Connecting;
-        if let Some(failure) = refused {
-            entry.state = IdState::Closed;
-            self.push(id.0, CmEventKind::ConnectFailed(failure));
-            self.connector.wake();
-        }
-        Ok(())
+        self.hub.connect_managed(id, offer)
     }
 
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
-        self.now = Some(now);
-        let entry = self.id(id)?;
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
         if entry.state != IdState::RequestReceived {
             return Err(TransportError::InvalidState { call: "accept", state: entry.state.name() });
         }
         if entry.qp.is_none() {
             return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
-        let offer = self.offer(entry, param, Some(entry.read_depth))?;
-        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
-        self.check_port(device, port)?;
-        let entry = self.id_mut(id)?;
+        let offer = self.hub.offer(entry, param, Some(entry.read_depth))?;
         if entry.raw.uses_exchange() {
-            return self.accept_by_exchange(id, &offer, param.retries.min_rnr_timer, now);
+            let (device, port) = (entry.device, entry.raw.port());
+            self.hub.check_port(device, port)?;
+            return self.exchanges.accept_by_exchange(&mut self.hub, id, &offer, now);
         }
-        entry.raw.accept(&offer)?;
-        entry.handshaking = iwarp;
-        entry.min_rnr_timer = param.retries.min_rnr_timer;
-        entry.read_depth = offer.read_depth;
-        entry.state = IdState::Accepting;
-        if entry.raw.service() == Service::Datagram {
-            // The id is established immediately, because librdmacm reports no event after the answer to a request for
-            // datagrams.
-            entry.state = IdState::Established;
-            let (private_data, read_depth) = (Box::default(), ReadDepth::default());
-            self.push(id.0, CmEventKind::Established { private_data, read_depth });
-            self.connector.wake();
-        } else {
-            self.set_min_rnr_timer(id.0);
-        }
-        Ok(())
+        self.hub.accept_managed(id, &offer)
     }
 
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
-        self.now = Some(now);
-        let entry = self.id(id)?;
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
         if entry.state != IdState::RequestReceived {
             return Err(TransportError::InvalidState { call: "reject", state: entry.state.name() });
         }
         if let Some(device) = entry.device {
-            self.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
+            self.hub.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
         }
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
         if raw.uses_exchange() {
-            self.refuse_exchange(id.0, ExchangeRefusal::Program, private_data);
-            return Ok(());
-        }
-        if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
+            if let Some(stream) = self.hub.id_mut(id)?.stream_mut() {
+                stream.conversation.refuse(ExchangeRefusal::Program, private_data);
+            }
+        } else if let Err(error) = self.hub.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
             // Only log the error: the peer may have disconnected before the rejection.
             log::debug!("{error}");
         }
-        self.discard(id.0);
+        if let Err(error) = self.remove(id.0) {
+            local_log!(Error, "{error}");
+        }
         Ok(())
     }
 
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
-        self.now = Some(now);
-        let entry = self.id(id)?;
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
         if entry.raw.uses_exchange() {
-            return self.disconnect_exchange(id);
+            return self.exchanges.disconnect_exchange(&mut self.hub, id);
         }
-        let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
-        let up = self.check_port(device, port).is_ok();
-        let entry = self.id_mut(id)?;
-        let notify_peer = match entry.state {
-            IdState::Disconnecting { .. } => return Ok(()),
-            IdState::Listening | IdState::WatchingDevice => {
-                return Err(TransportError::InvalidState { call: "disconnect", state: entry.state.name() });
-            }
-            // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block until the handshake has
-            // ended. Destroying the id also ends the handshake, on a private thread.
-            IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
-            IdState::Established => entry.raw.service() == Service::Connected,
-            // The peer has disconnected first. `rdma_disconnect` answers the peer's disconnect, and fails if the answer
-            // is too late.
-            IdState::Closed => entry.qp.is_some() && !entry.handshaking,
-            IdState::RequestReceived => {
-                if up {
-                    if let Err(error) = entry.raw.reject(&[]) {
-                        log::debug!("{error}");
-                    }
-                }
-                false
-            }
-            IdState::Bound | IdState::Resolving | IdState::Resolved | IdState::AwaitingRequest => false,
-        };
-        let mut notified = false;
-        if notify_peer && up {
-            match entry.raw.disconnect() {
-                Ok(()) => notified = true,
-                Err(error) => log::debug!("{error}"),
-            }
-        }
-        // On iWARP, let the peer close the connection first. On an iWARP adapter, the error state resets the TCP connection, and the bytes
-        // that were sent last may be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter
-        // refuses the error state while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
-        if iwarp && notified && entry.state == IdState::Established {
-            let until = now + CLOSE_LIMIT;
-            entry.state = IdState::Disconnecting { flush_at: Some(until) };
+        if let Some(until) = self.hub.disconnect_managed(id, now)? {
             self.closing.push_back((until, id.0));
-            return Ok(());
-        }
-        entry.state = IdState::Disconnecting { flush_at: None };
-        if let Err(error) = entry.raw.flush() {
-            log::debug!("{error}");
         }
         Ok(())
     }
 
     fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
-        self.now = Some(now);
-        if self.id(id).is_ok() { self.remove(id.0) } else { Ok(()) }
+        self.hub.now = Some(now);
+        if self.hub.id(id).is_ok() { self.remove(id.0) } else { Ok(()) }
     }
 
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
-        self.now = Some(now);
+        self.hub.now = Some(now);
         self.next_event(now)
     }
 
@@ -300,97 +187,61 @@ unsafe impl Provider for Verbs {
         range: Range<usize>,
         access: Access,
     ) -> Result<MemoryRegion> {
-        self.check_access(device, access)?;
-        let open = self.live_device(device)?.live()?;
+        let open = self.hub.live_device(device)?.check_access(access)?;
         let region = RegisteredRegion::register(open, device.0, memory, range, access)?;
-        Ok(self.add_region(region))
+        Ok(self.regions.add(region))
     }
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
-        let entry = self.regions.get_mut(region.0).ok_or(STALE_REGION)?;
-        entry.deregister()?;
-        self.regions.remove(region.0);
-        Ok(())
+        self.regions.deregister(region)
     }
 
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
-        self.make_cq(device, attr)
+        self.queues.make_cq(&self.hub, device, attr)
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
-        self.drop_cq(cq)
+        self.queues.drop_cq(&mut self.hub, cq)
     }
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        self.make_qp(id, attr)
+        self.queues.make_qp(&mut self.hub, id, attr)
     }
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_recv(chain, &mut self.chains),
+        match self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
+            Some(qp) => qp.post_recv(chain, &mut self.queues.chains),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
     }
 
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
-        match self.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
-            Some(qp) => qp.post_send(chain, &mut self.chains, &self.addresses),
+        match self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()) {
+            Some(qp) => qp.post_send(chain, &mut self.queues.chains, &self.addresses),
             None => Err(PostError { posted: 0, error: STALE_QP }),
         }
     }
 
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
-        self.poll(cq, max, out)
+        self.queues.poll(&mut self.hub, cq, max, out)
     }
 
     fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> {
-        let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
-        let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(()) };
-        let device = &mut self.devices[entry.device as usize];
-        if notify == Notify::Solicited && !device.info.capabilities.features.contains(Features::SOLICITED_EVENTS) {
-            return Err(TransportError::Unsupported {
-                provider: NAME,
-                feature: "events of solicited completions on this device",
-            });
-        }
-        match raw.arm(notify) {
-            Ok(()) => {
-                device.armed += usize::from(!entry.armed);
-                entry.armed = true;
-            }
-            Err(error) => self.queue_call_failed(cq, &error),
-        }
-        Ok(())
+        self.queues.arm(&mut self.hub, cq, notify)
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
-        let entry = self.devices.get_mut(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
-        // If no queue is armed, no event can arrive, so the system call is skipped.
-        while entry.armed > 0 {
-            let Some(raw) = &entry.raw else { break };
-            let cqs = &self.cqs;
-            let owned = |name: QueueName| {
-                let (key, cq) = cqs.at(name.slot())?;
-                Some((key, Arc::clone(cq.named(name)?)))
-            };
-            match cq::next_event(raw, &mut self.acknowledgements, owned) {
-                Ok(Some(key)) => {
-                    if let Some(cq) = self.cqs.get_mut(key) {
-                        entry.armed -= usize::from(cq.armed);
-                        cq.armed = false;
-                        return Ok(Some(CqId(key)));
-                    }
+        let entry = self.hub.devices.get_mut(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
+        match self.queues.next_event(entry) {
+            Ok(event) => Ok(event),
+            Err(error) => {
+                if !entry.removed {
+                    self.hub.channel_failed(device, &error.to_string());
+                    self.settle();
                 }
-                Ok(None) => break,
-                Err(error) => {
-                    if !entry.removed {
-                        self.channel_failed(device, &error.to_string());
-                    }
-                    break;
-                }
+                Ok(None)
             }
         }
-        Ok(None)
     }
 
     fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
@@ -457,12 +308,12 @@ impl Exchange for Verbs {
         options: &ListenParam,
         exchange: &ExchangeOptions,
     ) -> Result<CmId> {
-        self.listen_by_exchange(address, options, exchange)
+        self.exchanges.listen_by_exchange(&mut self.hub, address, options, exchange)
     }
 
     fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
-        self.now = Some(now);
-        self.accept_stream(listener, stream, now)
+        self.hub.now = Some(now);
+        self.exchanges.accept_stream(&mut self.hub, listener, stream, now)
     }
 
     fn resolve_exchange(
@@ -472,7 +323,8 @@ impl Exchange for Verbs {
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.resolve_by_exchange(ExchangeStream::active(Some(peer), None), options, exchange, deadline)
+        let stream = ExchangeStream::active(Some(peer), None);
+        self.exchanges.resolve_by_exchange(&mut self.hub, stream, options, exchange, deadline)
     }
 
     fn resolve_exchange_over(
@@ -482,22 +334,23 @@ impl Exchange for Verbs {
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.resolve_by_exchange(ExchangeStream::active(None, Some(adopt(stream)?)), options, exchange, deadline)
+        let stream = ExchangeStream::active(None, Some(adopt(stream)?));
+        self.exchanges.resolve_by_exchange(&mut self.hub, stream, options, exchange, deadline)
     }
 }
 
 impl SharedReceives for Verbs {
     fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
-        self.make_srq(device, attr)
+        self.queues.make_srq(&self.hub, device, attr)
     }
 
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
-        self.drop_srq(srq)
+        self.queues.drop_srq(srq)
     }
 
     fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
-        match self.srqs.get_mut(srq.0) {
-            Some(srq) => srq.post(chain, &mut self.chains),
+        match self.queues.srqs.get_mut(srq.0) {
+            Some(srq) => srq.post(chain, &mut self.queues.chains),
             None => Err(PostError { posted: 0, error: STALE_SRQ }),
         }
     }
@@ -507,39 +360,60 @@ impl RemoteKeys for Verbs {
     /// Returns `false`: a device has one protection domain for all connections, so a key cannot be restricted to one
     /// peer.
     fn restrict(&mut self, region: MrId, _: QpId) -> Result<bool> {
-        self.regions.get(region.0).map(|_| false).ok_or(STALE_REGION)
+        self.regions.get_mut(region).map(|_| false)
     }
 
     fn invalidate(&mut self, region: MrId) -> Result<()> {
-        self.regions.get_mut(region.0).ok_or(STALE_REGION)?.invalidate()
+        self.regions.get_mut(region)?.invalidate()
     }
 }
 
 impl Handover for Verbs {
     fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.detach_request(id)
+        let entry = self.hub.id(id)?;
+        if entry.state != IdState::RequestReceived {
+            return Err(TransportError::InvalidState { call: "detach", state: entry.state.name() });
+        }
+        if entry.qp.is_some() {
+            return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
+        }
+        let detached = if entry.raw.uses_exchange() {
+            self.exchanges.detach_stream(&mut self.hub, id).map(|stream| Detached::new(NAME, stream))
+        } else {
+            DetachedId::detach(&mut self.hub, id).map(|id| Detached::new(NAME, id))
+        };
+        self.settle();
+        detached
     }
 
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        self.now = Some(now);
-        self.attach_request(request)
+        self.hub.now = Some(now);
+        let request = match request.into_state::<DetachedStream>() {
+            Ok(moving) => return self.exchanges.attach_stream(&mut self.hub, moving),
+            Err(request) => request,
+        };
+        let request = request.into_state::<DetachedId>().map_err(|_| TransportError::Unsupported {
+            provider: NAME,
+            feature: "connect requests of other providers",
+        })?;
+        request.attach(&mut self.hub)
     }
 }
 
 impl OffLoopRegistration for Verbs {
     fn registrar(&self, device: DeviceId) -> Result<Box<dyn Registrar>> {
-        Ok(Box::new(DeviceRegistrar::new(self.live_device(device)?.live()?, device.0)))
+        Ok(Box::new(DeviceRegistrar::new(self.hub.live_device(device)?.live()?, device.0)))
     }
 
     fn adopt(&mut self, registration: Registration) -> Result<MemoryRegion> {
         let PreparedRegion { region, device, local_key, remote_key } = registration
             .into_state()
             .map_err(|_| TransportError::Unsupported { provider: NAME, feature: "registrations of other providers" })?;
-        let ours = self.live_device(DeviceId(region.device))?.live()?;
+        let ours = self.hub.live_device(DeviceId(region.device))?.live()?;
         if !Arc::ptr_eq(ours, &device) {
             return Err(TransportError::Stale { object: "device of a registration" });
         }
-        Ok(self.add_region((region, local_key, remote_key)))
+        Ok(self.regions.add((region, local_key, remote_key)))
     }
 }
 
@@ -553,46 +427,69 @@ impl ForeignMemory for Verbs {
         address: u64,
         access: Access,
     ) -> Result<MemoryRegion> {
-        self.check_access(device, access)?;
-        let open = self.live_device(device)?.live()?;
+        let open = self.hub.live_device(device)?.check_access(access)?;
         let region =
             RegisteredRegion::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
-        Ok(self.add_region(region))
+        Ok(self.regions.add(region))
     }
 }
 
 impl Datagrams for Verbs {
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
-        self.bind_datagrams(address)
+        self.hub.bind_datagrams(address)
     }
 
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {
-        self.now = Some(now);
-        self.answer_datagram_request(id, qp, private_data)
+        self.hub.now = Some(now);
+        let entry = self.hub.id(id)?;
+        if entry.state != IdState::RequestReceived || entry.raw.service() != Service::Datagram {
+            return Err(TransportError::InvalidState { call: "answer_datagram", state: entry.state.name() });
+        }
+        let (device, raw) = (entry.device, Arc::clone(&entry.raw));
+        let number = self.hub.ids.get(qp.0).filter(|id| id.device == device).and_then(|id| id.qp.as_ref());
+        let number =
+            number.map(|qp| qp.number).ok_or(TransportError::Stale { object: "queue pair on the same device" });
+        let answered = number.and_then(|number| {
+            let param = ConnectParam { private_data, ..ConnectParam::default() };
+            let offer = self.hub.offer(self.hub.id(id)?, &param, None)?;
+            self.hub.check_port(device, raw.port())?;
+            raw.accept_for(&offer, number)
+        });
+        if let Some(entry) = self.hub.ids.get_mut(id.0).filter(|_| answered.is_ok()) {
+            entry.state = IdState::Established;
+        }
+        drop(raw);
+        if let Err(error) = self.remove(id.0) {
+            local_log!(Error, "{error}");
+        }
+        answered
     }
 
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
-        self.listen_for(Service::Datagram, address, options)
+        self.hub.listen_for(Service::Datagram, address, options)
     }
 
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
-        self.resolve_datagrams(peer, from, deadline)
+        self.hub.resolve_datagrams(peer, from, deadline)
     }
 
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {
-        self.join_group(id, group)
+        let info = self.hub.id(id)?.device.and_then(|device| self.hub.devices.get(device.0 as usize));
+        let multicast = info.is_some_and(|device| device.info.capabilities.features.contains(Features::MULTICAST));
+        self.hub.id_mut(id)?.join_group(group, multicast, &mut self.joins)
     }
 
     fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()> {
-        self.leave_group(id, group)
+        self.hub.id_mut(id)?.leave_group(group)
     }
 
     fn qp_number(&self, qp: QpId) -> Result<u32> {
-        self.ids.get(qp.0).and_then(|id| id.qp.as_ref()).map(|qp| qp.number).ok_or(STALE_QP)
+        self.hub.ids.get(qp.0).and_then(|id| id.qp.as_ref()).map(|qp| qp.number).ok_or(STALE_QP)
     }
 
     fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
-        self.make_address(device, route)
+        let raw = RawAddressHandle::create(self.hub.live_device(device)?.live()?, route)?;
+        Ok(AddressId(self.addresses.insert(Address { raw: Some(raw), device: device.0 })))
     }
 
     fn destroy_address(&mut self, address: AddressId) -> Result<()> {
@@ -600,13 +497,13 @@ impl Datagrams for Verbs {
     }
 
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
-        self.route_to_sender(id, received, header)
+        datagram::route_to_sender(&self.hub.id(id)?.raw, received, header)
     }
 }
 
 impl Paths for Verbs {
     fn path_of(&self, qp: QpId) -> Result<PathState> {
-        let id = self.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
+        let id = self.hub.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
         let wanted = mask::IBV_QP_AV
             | mask::IBV_QP_PATH_MTU
             | mask::IBV_QP_TIMEOUT
@@ -633,16 +530,16 @@ impl Paths for Verbs {
 
 impl Adapter for Verbs {
     fn has_failed(&self, cq: CqId) -> bool {
-        self.cqs.get(cq.0).is_some_and(|cq| cq.failed)
+        self.queues.cqs.get(cq.0).is_some_and(|cq| cq.failed)
     }
 
     fn acknowledgements(&self) -> u64 {
-        self.acknowledgements
+        self.queues.acknowledgements
     }
 }
 
 impl DeviceEvents for Verbs {
     fn next_device_event(&mut self) -> Option<AsyncEvent> {
-        self.device_events.pop_front()
+        self.hub.device_events.pop_front()
     }
 }

@@ -8,9 +8,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::core::Verbs;
+use super::devices::Device;
 use super::entry::{IdEntry, IdState, RetiringQp};
 use super::ffi::QueueName;
+use super::hub::DeviceHub;
+use super::queues::DeviceQueues;
 use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::slab::Key;
@@ -19,24 +21,26 @@ use crate::slab::Key;
 /// the event.
 const LIMIT: Duration = Duration::from_millis(500);
 
-impl Verbs {
+impl IdEntry {
     /// Returns true if the queue pair of an id may hold a shared receive, and the device reports by an event that this
     /// receive has completed. In this case, the queue pair must be kept until the event arrives.
-    pub(super) fn must_retire(&self, id: &IdEntry) -> bool {
+    pub(super) fn must_retire(&self, devices: &[Device]) -> bool {
         // A peer may send as soon as the local side has accepted, before the connection is established here.
         let connected = matches!(
-            id.state,
+            self.state,
             IdState::Accepting | IdState::Established | IdState::Disconnecting { .. } | IdState::Closed
         );
-        let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
-        let device = id.device.map(|device| &self.devices[device.0 as usize]);
+        let on_shared = self.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
+        let device = self.device.map(|device| &devices[device.0 as usize]);
         let planted = crate::planted("a-shared-receive-ends-with-its-queue-pair");
         !planted
             && connected
             && on_shared
             && device.is_some_and(|device| device.limits.reports_last_receive() && !device.removed)
     }
+}
 
+impl DeviceQueues {
     /// Keeps the queue pair of an id that the program has destroyed, until its last shared receive has completed. The queue pair is in the
     /// error state. The id stays in the device's count of ids, so that the device is not closed.
     pub(super) fn retire(&mut self, key: Key, id: IdEntry, now: Instant) {
@@ -47,50 +51,48 @@ impl Verbs {
 
     /// Destroys the kept queue pair that has this name, because its last shared receive has completed, and returns
     /// true. Returns false if no kept queue pair has this name.
-    pub(super) fn last_receive(&mut self, name: QueueName) -> bool {
+    pub(super) fn last_receive(&mut self, hub: &mut DeviceHub, name: QueueName) -> bool {
         let Some(place) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
         if let Some(retiring) = self.retiring.remove(place) {
-            self.destroy_retiring(retiring);
+            self.destroy_retiring(hub, retiring);
         }
         true
     }
 
     /// Destroys the kept queue pairs whose time limit has passed.
-    pub(super) fn retire_overdue(&mut self, now: Instant) {
+    pub(super) fn retire_overdue(&mut self, hub: &mut DeviceHub, now: Instant) {
         let never = crate::planted("a-last-receive-is-awaited-for-ever");
         while !never && self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
             if let Some(retiring) = self.retiring.pop_front() {
-                log::debug!("{}: no event of a last receive", self.devices[retiring.device.0 as usize].info.name);
-                self.destroy_retiring(retiring);
+                log::debug!("{}: no event of a last receive", hub.devices[retiring.device.0 as usize].info.name);
+                self.destroy_retiring(hub, retiring);
             }
         }
     }
 
     /// Destroys all kept queue pairs of a device immediately.
-    pub(super) fn retire_now(&mut self, device: DeviceId) {
+    pub(super) fn retire_now(&mut self, hub: &mut DeviceHub, device: DeviceId) {
         let all = std::mem::take(&mut self.retiring);
         let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|retiring| retiring.device == device);
         self.retiring = left.into();
         for retiring in gone {
-            self.destroy_retiring(retiring);
+            self.destroy_retiring(hub, retiring);
         }
     }
 
-    fn destroy_retiring(&mut self, retiring: RetiringQp) {
+    fn destroy_retiring(&mut self, hub: &mut DeviceHub, retiring: RetiringQp) {
         let RetiringQp { key, qp, raw, device, state, .. } = retiring;
         // Poll the completions before the queue pair is destroyed, because some libraries drop the completions of a
         // queue pair that they destroy. Poll again afterwards, because destroying the queue pair may add completions.
-        self.stash_completions(key, &qp);
+        self.stash_completions(hub, key, &qp);
         raw.abandon();
-        if let Err(error) = self.destroy_raw(Some(device), state, raw, Ok(())) {
+        if let Err(error) = hub.devices[device.0 as usize].destroy_raw(state, raw, Ok(())) {
             // Only log the error: the queue pair is in the error state, in which the device accesses no memory for
             // the queue pair.
             local_log!(Error, "{error}: the queue pair is left in the error state");
         }
-        self.stash_completions(key, &qp);
-        let entry = &mut self.devices[device.0 as usize];
-        entry.numbers.remove(qp.number, QpId(key));
-        entry.ids -= 1;
-        self.close_if_unused(device);
+        self.stash_completions(hub, key, &qp);
+        hub.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
+        hub.leave_device(Some(device));
     }
 }
