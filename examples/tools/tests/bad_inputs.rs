@@ -63,13 +63,13 @@ fn each_mistake_is_one_line_with_its_cure() {
         ("rcp /etc/hosts '[fe80::1]'", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
         ("rdma-pingpong demo -s 1T", "give 1 to 1G bytes, such as 64, 4K or 1M"),
         ("rdma-pingpong demo -s 0", "give 1 to 1G bytes, such as 64, 4K or 1M"),
-        ("rdma-pingpong demo -n 0", "invalid value '0' for '--count <N>'"),
+        ("rdma-pingpong demo -n 0", "invalid value '0' for '--iters <N>'"),
         ("rdma-pingpong demo -d nodev0", "no RDMA device nodev0"),
         ("rdma-pingpong server -p 99999", "invalid value '99999' for '--port <PORT>'"),
         ("rdma-pingpong client 127.0.0.1 --frobnicate", "unexpected argument '--frobnicate' found"),
         ("rdma-mesh", "which rank is this? give --rank with --hosts or --count"),
         ("rdma-mesh --rank 0", "how many ranks are there? give --count"),
-        ("rdma-mesh --rank 0 --count 1", "1 ranks: give 2 to "),
+        ("rdma-mesh --rank 0 --count 1", "invalid value '1' for '--count <N>': 1 is not in 2..=10000"),
         ("rdma-mesh --rank 0 --hosts a,b --count 3", "2 hosts and --count 3: name one host per rank"),
         ("rdma-mesh --rank 1 --count 2", "where is rank 0? give --root with its host name or address"),
         ("rping-client -a fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
@@ -120,11 +120,14 @@ fn a_server_is_not_what_its_client_expects() {
     let server = Server::start("kv server --bind 127.0.0.1 -p 0");
     let (address, port) = (&server.1, server.1.rsplit_once(':').expect("a port").1);
     for (line, words) in [
-        ("kv get ADDR k --psk-file <(printf 'a:%064d' 1)", "the peer takes plain connections: leave out the flags"),
+        (
+            "rdma-pingpong client ADDR --psk-file <(printf 'a:%064d' 1)",
+            "the peer takes plain connections: leave out the flags",
+        ),
         ("kv get ADDR missing", "no such key"),
         ("kv put ADDR '' v", "a key of 0 bytes: give 1 to 64"),
         ("kv server --bind 127.0.0.1 -p PORT", "Address already in use"),
-        ("rdma-pingpong client ADDR", "is not an rdma-pingpong server"),
+        ("rdma-pingpong client ADDR", "violated the protocol: an unexpected message of 32 bytes"),
         ("rcp /etc/hosts 127.0.0.1 -p PORT", "the peer is not rcp server of this version"),
     ] {
         let line = line.replace("ADDR", address).replace("PORT", port);

@@ -339,9 +339,12 @@ impl Pair {
         let apart = fabric.are_apart([active, listener]);
         match error {
             ConnectError::Cancelled => self.ends[ACTIVE].closed.is_some(),
-            // After a fault, the second attempt of a connect has no flag for shared memory (MPA revision 1).
-            ConnectError::Rejected { reason: RejectReason::SharedMemoryOnly, .. } => {
-                apart || fabric.requires_shared_memory(listener) && (scarce || disturbed || deaf)
+            // After a fault, the second attempt of a connect has no flag for shared memory (MPA
+            // revision 1).
+            ConnectError::Rejected { reason: RejectReason::SharedMemoryOnly, .. }
+                if apart || fabric.requires_shared_memory(listener) && (scarce || disturbed) =>
+            {
+                true
             }
             ConnectError::Rejected { private_data, .. } => {
                 let refused = deaf || fabric.dropped_since(listener, Dropped::Refused, since);
