@@ -61,30 +61,44 @@ away() {
     if [ "$(printf '%s\n' $from "$(uname -r)" | sort -V | head -n 1)" != $from ]; then
         printf 'skipped a link away for 7 s: Linux has the limit of retransmissions (TCP_RTO_MAX_MS) since %s, and this is %s\n' \
             $from "$(uname -r)"
-        return
+        exit
     fi
-    ip netns add "$space-away" && ip -n "$space-away" link set lo up || return
+    both=() # not local: the trap runs when the function has returned
     local peer=(ip netns exec "$space-away" "$work/peer" keepalive 10 tcp)
+    trap 'kill ${both[@]}; wait' EXIT
+    trap exit TERM
+    ip netns add "$space-away" && ip -n "$space-away" link set lo up || exit
+    # Waits until a process has printed a line.
+    says() { # FILE PATTERN
+        local _
+        for _ in $(seq 600); do
+            grep -q "$2" "$work/$1" && return
+            grep '^failed' "$work/$1" && exit 1
+            sleep 0.05
+        done
+        exit 1
+    }
     "${peer[@]}" serve 127.0.0.1:7471 <>"$work/silence" >"$work/away-served" 2>&1 &
-    local both=($!)
-    until grep -q '^listening' "$work/away-served"; do kill -0 "${both[0]}" || return; sleep 0.05; done
+    both+=($!)
+    says away-served '^listening'
     "${peer[@]}" connect 127.0.0.1:7471 1 4 <>"$work/silence" >"$work/away-client" 2>&1 &
     both+=($!)
-    until grep -q '^up iwarp' "$work/away-client"; do kill -0 "${both[1]}" || return; sleep 0.05; done
-    ip -n "$space-away" link set lo down
-    sleep 7
-    ip -n "$space-away" link set lo up
-    sleep 2
+    says away-client '^up iwarp'
     packets() { awk '$1 == "lo:" { print $3 }' "/proc/${both[1]}/net/dev"; }
+    ip -n "$space-away" link set lo down || exit
+    sleep 1
+    before=$(packets)
+    sleep 6
+    [ "$(packets)" = "$before" ] || { echo "packets travel while the link is away"; exit 1; }
+    ip -n "$space-away" link set lo up || exit
+    sleep 2
     before=$(packets)
     sleep 1
     after=$(packets)
-    kill "${both[@]}"
-    wait "${both[@]}"
-    [ "$after" -gt $((before + 100)) ] && ! grep -h '^down' "$work/away-served" "$work/away-client" &&
-        echo "ok      a link away for 7 s, keepalive 10 s: $((after - before)) packets in the second afterwards"
+    ! grep -h '^down' "$work/away-served" "$work/away-client" && [ "$after" -gt $((before + 100)) ] || exit
+    echo "ok      a link away for 7 s, keepalive 10 s: $((after - before)) packets in the second afterwards"
 }
-away >"$work/away" 2>&1 &
+(away) >"$work/away" 2>&1 &
 away=$!
 servers+=($away)
 
