@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join3};
 use rdma_reactor::aio::{AsyncCalls, AsyncConnection, AsyncListener, AsyncReactor, PendingPeers};
-use rdma_reactor::threaded::{ThreadedConnection, ThreadedReactor};
+use rdma_reactor::threaded::{ThreadedConnection, ThreadedListener, ThreadedReactor};
 use rdma_reactor::{
     Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
     PeerName, ProviderChoice, Reactor, Region, RegionOptions, Security, SecurityError, SecurityMode, TimerId, Tls,
@@ -549,12 +549,11 @@ fn a_task_of_any_thread_decides_who_is_let_in() {
         let authority = Authority::new();
         let reactor = ThreadedReactor::start(config(authority.tls("server"))).expect("a reactor");
         let (mut listener, mut peers) = reactor.listen_with_approval(HERE, ListenOptions::new()).await.expect("a port");
-        let to = listener.local_address();
-        let connect = |name: &str| {
-            let (reactor, options) = (reactor.clone(), known_as(&authority, name));
+        let connect = |to: &ThreadedListener, name: &str| {
+            let (reactor, to, options) = (reactor.clone(), to.local_address(), known_as(&authority, name));
             tokio::spawn(async move { reactor.connect_with(to, options).await })
         };
-        let (alice, mallory, dropped) = (connect("alice"), connect("mallory"), connect("dropped"));
+        let [alice, mallory, dropped] = ["alice", "mallory", "dropped"].map(|name| connect(&listener, name));
         for _ in 0..3 {
             let peer = peers.next().await.expect("a peer");
             assert!(peer.peer_address().is_some_and(|peer| peer.ip() == HERE.ip()));
@@ -573,14 +572,22 @@ fn a_task_of_any_thread_decides_who_is_let_in() {
         assert_eq!(first(there.identity()), PeerName::Dns("alice".into()));
         let (_caller, requests) = there.calls();
         assert_eq!(first(requests.identity()), PeerName::Dns("alice".into()));
+        // Nobody gets the connection of a peer that is accepted after its listener is dropped.
+        let (other, mut others) = reactor.listen_with_approval(HERE, ListenOptions::new()).await.expect("a port");
+        let orphan = connect(&other, "alice");
+        let peer = others.next().await.expect("a peer");
+        drop(other);
+        peer.accept();
+        assert_eq!(refused_by_tasks(orphan.await.expect("a task")), NOBODY);
+        assert!(others.next().await.is_none());
         // A peer that waits in the queue is refused with the queue, and so is a later one.
-        let waits = connect("waits");
+        let waits = connect(&listener, "waits");
         while reactor.with(|cx| cx.connections()).await.expect("it runs") < 4 {
             tokio::task::yield_now().await;
         }
         drop(peers);
         assert_eq!(refused_by_tasks(waits.await.expect("a task")), NOBODY);
-        assert_eq!(refused_by_tasks(connect("late").await.expect("a task")), NOBODY);
+        assert_eq!(refused_by_tasks(connect(&listener, "late").await.expect("a task")), NOBODY);
         reactor.drain(PATIENCE);
         drop((here, listener));
         assert_eq!(reactor.ended().await, Ok(()));

@@ -308,8 +308,13 @@ impl Handler<ThreadCommand> for ThreadHandler {
             ThreadCommand::Listen(address, options, pending, answer) => {
                 let _ = answer.send(self.listen(cx, address, options, pending));
             }
-            // The first decision counts. It has no effect on a connection that has ended.
-            ThreadCommand::Judge(conn, decision) => _ = cx.connection(conn).judge(decision),
+            // The first decision counts. It has no effect on a connection that has ended. Without
+            // the listener, no task would get the connection.
+            ThreadCommand::Judge(conn, decision) => {
+                let listens = cx.connection(conn).listener().is_some_and(|id| self.listeners.contains_key(&id));
+                let decision = if listens { decision } else { decision.and(Err(NOT_APPROVED.into())) };
+                let _ = cx.connection(conn).judge(decision);
+            }
             // The program has dropped its last handle of the connection. The connection is closed after its waiting
             // messages are sent.
             ThreadCommand::Close(conn) => {
@@ -379,12 +384,15 @@ impl Handler<ThreadCommand> for ThreadHandler {
         // Without a backlog, no task would get the connection.
         let backlog = self.listeners.get(&listener).ok_or(NOT_APPROVED)?;
         let Some(pending) = &backlog.pending else { return Ok(()) };
-        let link = self.link.upgrade().ok_or(NOT_APPROVED)?;
-        let (identity, address) = (peer.clone(), cx.connection(conn).peer_address());
+        let (identity, address, link) = (peer.clone(), cx.connection(conn).peer_address(), Weak::clone(&self.link));
         match pending.try_reserve() {
             Ok(place) => place.send(PendingHandle { link, id: conn, identity, address, is_decided: false }),
             Err(mpsc::error::TrySendError::Full(())) => return Err(TOO_MANY_PENDING.into()),
             Err(mpsc::error::TrySendError::Closed(())) => return Err(NOT_APPROVED.into()),
+        }
+        // If a task has dropped the queue meanwhile, it may have emptied the queue before.
+        if pending.is_closed() {
+            return Err(NOT_APPROVED.into());
         }
         cx.connection(conn).postpone_judgement();
         Ok(())

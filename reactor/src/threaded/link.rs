@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -153,9 +153,10 @@ impl Drop for ListenerHandle {
 }
 
 /// The part of a `ThreadedPendingPeer` that decides: when this part is dropped without a decision,
-/// the peer is refused. Nobody else decides about the peer.
+/// the peer is refused. Nobody else decides about the peer. It does not keep the reactor's thread
+/// alive; when the thread ends, the connections that are not established end, too.
 pub(super) struct PendingHandle {
-    pub(super) link: Arc<ThreadLink>,
+    pub(super) link: Weak<ThreadLink>,
     pub(super) id: ConnectionId,
     pub(super) identity: PeerIdentity,
     pub(super) address: Option<SocketAddr>,
@@ -164,8 +165,9 @@ pub(super) struct PendingHandle {
 
 impl PendingHandle {
     pub(super) fn decide(&mut self, decision: Result<(), String>) {
-        if !std::mem::replace(&mut self.is_decided, true) {
-            self.link.post(ThreadCommand::Judge(self.id, decision));
+        let decides = !std::mem::replace(&mut self.is_decided, true);
+        if let Some(link) = self.link.upgrade().filter(|_| decides) {
+            link.post(ThreadCommand::Judge(self.id, decision));
         }
     }
 }

@@ -27,8 +27,9 @@ impl ThreadedPendingPeers {
     }
 
     /// Waits for the next peer, and returns it. Returns `None` once the listener is dropped or the
-    /// reactor is drained. The connection of the peer may have ended meanwhile: then the decision
-    /// has no effect. Dropping the future loses no peer.
+    /// reactor is drained, and no peer is left in the queue; these peers are refused, whatever the
+    /// task decides. The connection of the peer may have ended meanwhile: then the decision has no
+    /// effect. Dropping the future loses no peer.
     ///
     /// Example: [`super::ThreadedReactor::listen_with_approval`].
     pub async fn next(&mut self) -> Option<ThreadedPendingPeer> {
