@@ -86,7 +86,7 @@ pub(super) struct DeviceHub {
     pub(super) connector: Connector,
     pub(super) ids: Slab<IdEntry>,   // bound: connections, pending, exchange-newcomers
     pub(super) devices: Vec<Device>, // local: the devices
-    /// Removed devices that the provider has to check: no id may be on the device any more.
+    /// Removed devices that may have no id any more. `Verbs::settle` closes those.
     pub(super) left: Vec<DeviceId>, // local: the devices
     /// Events that the program has not read yet.
     pub(super) events: VecDeque<CmEvent>, // bound: events
