@@ -188,9 +188,7 @@ impl Incoming {
         match header.kind {
             RecordKind::Pad | RecordKind::Ready => {}
             RecordKind::Send => {
-                let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                self.copy_to_receive(payload, cx)?;
-                if !Self::is_valid(segment, cx.windows, header) {
+                if !self.receive_payload(segment, header, at, cx)? {
                     return Ok(false);
                 }
                 if header.is_last() {
@@ -202,9 +200,7 @@ impl Incoming {
                 if !cx.keys.may_invalidate(cx.scope, key) {
                     return Err(Refusal::CannotInvalidate.into());
                 }
-                let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                self.copy_to_receive(payload, cx)?;
-                if !Self::is_valid(segment, cx.windows, header) {
+                if !self.receive_payload(segment, header, at, cx)? {
                     return Ok(false);
                 }
                 if header.is_last() {
@@ -245,6 +241,20 @@ impl Incoming {
         Ok(true)
     }
 
+    /// Appends the payload of a record to the receive at the front of the queue. Returns false if
+    /// the payload is in no valid window.
+    fn receive_payload<S: Segment>(
+        &mut self,
+        segment: &S,
+        header: RecordHeader,
+        at: usize,
+        cx: &mut RecordContext<'_>,
+    ) -> Result<bool, LinkFault> {
+        let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
+        self.copy_to_receive(payload, cx)?;
+        Ok(Self::is_valid(segment, cx.windows, header))
+    }
+
     /// Executes a part of a write of the peer. Returns false if the payload is in no valid window.
     fn write<S: Segment>(
         &mut self,
@@ -272,7 +282,8 @@ impl Incoming {
         Ok(true)
     }
 
-    /// Accepts a request of the peer. `word` returns the words that follow the header of the record.
+    /// Accepts a request of the peer. `word` returns the words that follow the header of the
+    /// record.
     fn accept_request(
         header: RecordHeader,
         word: impl Fn(usize) -> u64,
