@@ -1,6 +1,8 @@
-//! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to an example
-//! that calls the function. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and
-//! its numbers must be true. The names in the tables of waits, bounds and checks must exist, and so must the tests that other pages cite.
+//! Checks the documentation. Each public function of the reactor with more than one argument must
+//! have an example, or a link to an example that calls the function. Each error must have a row in
+//! the guide. The page on writing a provider must show parts of files unchanged, and its numbers
+//! must be true. The names in the tables of waits, bounds and checks must exist, and so must the
+//! tests that other pages cite.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -376,9 +378,9 @@ fn module(base: &str, path: &str) -> String {
     text
 }
 
-/// Returns false if a name in a table of waits, bounds or checks does not exist. `a::b::c` is a function, a
-/// constant or a field, `program test` is a test, and `a-b` is a planted defect. Other names are
-/// not checked.
+/// Returns false if a name in a table of waits, bounds or checks does not exist. `a::b::c` is a
+/// function, a constant or a field, `program test` is a test, and `a-b` is a planted defect. Other
+/// names are not checked.
 fn is_known(name: &str) -> bool {
     if let Some((program, test)) = name.split_once(' ') {
         return ["tests/tests", "examples/tools/tests"].iter().any(|base| declares(&module(base, program), None, test));
@@ -472,8 +474,8 @@ fn test_names(folder: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the tests and the files of tests that a page cites: behind `(test: ` or `The test `, and in
-/// the column "shown by" of a table.
+/// Returns the tests and the files of tests that a page cites: behind `(test: ` or `The test `, and
+/// in the column "shown by" of a table.
 fn cited(page: &str) -> Vec<&str> {
     let in_parentheses = page.split("(test: ").skip(1).filter_map(|rest| rest.split(')').next());
     let mut found: Vec<_> = in_parentheses.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
@@ -512,16 +514,17 @@ fn tests_are_found_however_a_page_cites_them() {
     assert_eq!(cited(page), ["one", "two", "three", "four", "x/y.sh"]);
 }
 
-/// Returns the number of programs in Markdown, and of those whose `main` returns its errors. Rust prints
-/// such an error as `Debug`.
+/// Returns the number of programs in Markdown, and of those whose `main` returns its errors. Rust
+/// prints such an error as `Debug`.
 fn programs(page: &str) -> (usize, usize) {
     let mains = blocks(page, "rust").into_iter().filter_map(|block| block.split_once("fn main()"));
     let returning = mains.clone().filter(|(_, rest)| rest.trim_start().starts_with("->"));
     (mains.count(), returning.count())
 }
 
-/// The programs that a user copies first print their errors as users read them. The pages of the guide
-/// keep the short form, because their examples are about something else; `docs/guide/errors.md` says so.
+/// The programs that a user copies first print their errors as users read them. The pages of the
+/// guide keep the short form, because their examples are about something else;
+/// `docs/guide/errors.md` says so.
 #[test]
 fn no_program_of_the_readme_returns_an_error() {
     assert_eq!(programs(&file("README.md")), (2, 0));

@@ -198,9 +198,9 @@ fn a_killed_peer_is_lost_at_once() {
     });
 }
 
-/// A killed process has forked a child, which lives on with copies of all descriptors. So the kernel
-/// closes no socket of the connections, in shared memory or over TCP, and the server finds their end
-/// by the keepalive. The part of the child is played by this process.
+/// A killed process has forked a child, which lives on with copies of all descriptors. So the
+/// kernel closes no socket of the connections, in shared memory or over TCP, and the server finds
+/// their end by the keepalive. The part of the child is played by this process.
 #[test]
 fn a_killed_peer_whose_child_lives_is_found_by_the_keepalive() {
     with_watchdog("a_killed_peer_whose_child_lives_is_found_by_the_keepalive", || {

@@ -339,8 +339,9 @@ fn only_allowed_networks_may_connect() {
     });
 }
 
-/// The first reactor of a group checks a peer before it calls `on_place`. A peer of another network, one without a valid greeting, and one
-/// that secures its connections in another way reach no callback.
+/// The first reactor of a group checks a peer before it calls `on_place`. A peer of another
+/// network, one without a valid greeting, and one that secures its connections in another way reach
+/// no callback.
 #[test]
 fn a_group_places_only_peers_that_may_connect() {
     struct Placing(Rc<Cell<u32>>);

@@ -3,8 +3,8 @@
 //! `SIM_SEEDS=N` sets the number of worlds (default: 2,000; half of that for worlds within one host
 //! and for worlds with two devices, and a tenth for each security mode). `SIM_FIRST=N` sets the
 //! first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or
-//! `plain` sets the security of `replay`, and `SIM_ONE_HOST`, `SIM_TENANTS` and `SIM_FAULTS` its kind; two replays
-//! of a secured world differ only in the ciphertext.
+//! `plain` sets the security of `replay`, and `SIM_ONE_HOST`, `SIM_TENANTS` and `SIM_FAULTS` its
+//! kind; two replays of a secured world differ only in the ciphertext.
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
@@ -50,8 +50,9 @@ fn every_promise_is_kept_within_one_host() {
     }
 }
 
-/// Runs worlds within one host in which the nodes belong to two users, and each requires shared memory, prefers it, or does not use it. No
-/// connection is reported between nodes of which one requires shared memory and that cannot share any, however the refusal happens.
+/// Runs worlds within one host in which the nodes belong to two users, and each requires shared
+/// memory, prefers it, or does not use it. No connection is reported between nodes of which one
+/// requires shared memory and that cannot share any, however the refusal happens.
 #[test]
 fn every_promise_is_kept_where_nodes_cannot_share_memory() {
     for faults in [Faults::All, Faults::Slowness] {

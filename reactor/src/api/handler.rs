@@ -229,10 +229,11 @@ pub trait Handler<M = ()> {
         cx.close_all();
     }
 
-    /// Chooses the reactor of a group that handles a connect request. This is called on the reactor that has received
-    /// the request, if the peer may connect: if its network is one of `Config::allowed_peers`, and it secures its
-    /// connections as the listener does. Afterwards `on_connect_request` is called on the chosen reactor. The default
-    /// chooses the reactor with the lowest load.
+    /// Chooses the reactor of a group that handles a connect request. This is called on the reactor
+    /// that has received the request, if the peer may connect: if its network is one of
+    /// `Config::allowed_peers`, and it secures its connections as the listener does. Afterwards
+    /// `on_connect_request` is called on the chosen reactor. The default chooses the reactor with
+    /// the lowest load.
     fn on_place(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }

@@ -172,9 +172,9 @@ impl Config {
         small.max_connections(100_000).max_memory(8 << 30)
     }
 
-    /// Returns settings for little memory: 5 messages of 2 KiB in flight in each direction. The buffers of 64
-    /// connections fit into 4 MiB. `LargeMessageSettings::max_message` is 1 MiB, and `LargeMessageSettings::memory` is
-    /// 2 MiB.
+    /// Returns settings for little memory: 5 messages of 2 KiB in flight in each direction. The
+    /// buffers of 64 connections fit into 4 MiB. `LargeMessageSettings::max_message` is 1 MiB, and
+    /// `LargeMessageSettings::memory` is 2 MiB.
     #[must_use]
     pub fn small() -> Self {
         Self::default()

@@ -658,7 +658,8 @@ impl SendQueue {
         self.holds.pop_front()
     }
 
-    /// Drops the chain, because the queue pair was destroyed. The caller ends the sends in the queue.
+    /// Drops the chain, because the queue pair was destroyed. The caller ends the sends in the
+    /// queue.
     pub(crate) fn abandon_chain(&mut self) {
         self.chain.clear();
         self.sealed = 0;

@@ -1,4 +1,5 @@
-//! The sends of a connection: the functions that queue them, post them, and handle their completions.
+//! The sends of a connection: the functions that queue them, post them, and handle their
+//! completions.
 
 use std::ops::Range;
 
@@ -49,8 +50,9 @@ impl Connection {
         Ok(self.push_data(message, payload.len(), env))
     }
 
-    /// Returns true if a message of `len` bytes may be completed when it is posted. This requires that the message overtakes no earlier
-    /// send, and that no control message, such as a grant, is due before it.
+    /// Returns true if a message of `len` bytes may be completed when it is posted. This requires
+    /// that the message overtakes no earlier send, and that no control message, such as a grant, is
+    /// due before it.
     #[inline]
     fn may_send_now(&self, len: usize) -> bool {
         self.sends.takes_immediate(self.sends.tells_of_copies())
@@ -65,8 +67,9 @@ impl Connection {
             && self.room_for_message().is_ok()
     }
 
-    /// Sends a message that is completed when it is posted. `send` receives the header, and returns false if the provider cannot send the
-    /// message now. Returns `None` if the message was not sent and must be queued.
+    /// Sends a message that is completed when it is posted. `send` receives the header, and returns
+    /// false if the provider cannot send the message now. Returns `None` if the message was not
+    /// sent and must be queued.
     #[inline]
     pub(crate) fn send_now(
         &mut self,
@@ -93,8 +96,8 @@ impl Connection {
         Some(send)
     }
 
-    /// Executes a Write that is completed when it is posted. `write` returns false if the provider cannot execute it now. Returns `None` if
-    /// the Write was not executed and must be queued.
+    /// Executes a Write that is completed when it is posted. `write` returns false if the provider
+    /// cannot execute it now. Returns `None` if the Write was not executed and must be queued.
     #[inline]
     pub(crate) fn write_now(&mut self, env: &mut Env<'_>, write: impl FnOnce() -> bool) -> Option<SendId> {
         let may = self.sends.takes_immediate(true) && self.state.is_open() && !self.corked && !self.feeds_itself();
@@ -145,8 +148,8 @@ impl Connection {
         let len = range.len();
         self.check_message(len, env)?;
         if self.is_secured() {
-            // Encryption in place would change the bytes of the region, and the program can still read these. So a copy of the payload is
-            // encrypted and sent.
+            // Encryption in place would change the bytes of the region, and the program can still
+            // read these. So a copy of the payload is encrypted and sent.
             let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
             let room = &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..HEADER_LEN + len];
             if !region.try_copy_to(range.start, room) {
@@ -171,8 +174,9 @@ impl Connection {
         Ok(id)
     }
 
-    /// Adds bytes to the last message of the chain, or to a new message. `fill` receives space for at least one byte, writes to it, and
-    /// returns the number of bytes written. If `fill` returns 0, nothing is sent. Returns the number of bytes that `fill` has written.
+    /// Adds bytes to the last message of the chain, or to a new message. `fill` receives space for
+    /// at least one byte, writes to it, and returns the number of bytes written. If `fill` returns
+    /// 0, nothing is sent. Returns the number of bytes that `fill` has written.
     pub(crate) fn append(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> usize,
@@ -186,8 +190,8 @@ impl Connection {
         if let Some((message, sges)) = self.sends.open_message() {
             let written = sges.total_len();
             let bytes = message.unposted(env.buffers.pool.slabs());
-            // If the last message in the chain is a fragment, no bytes can be added to it, because the message of the fragment has a fixed
-            // length.
+            // If the last message in the chain is a fragment, no bytes can be added to it, because
+            // the message of the fragment has a fixed length.
             let whole = start == 0 || bytes[0] == MessageKind::Data as u8;
             if whole && (start + 1..end).contains(&written) {
                 let len = fill(&mut bytes[written..end]).min(end - written);
@@ -208,7 +212,8 @@ impl Connection {
         Ok(len)
     }
 
-    /// Queues a message of the program. Its payload is already in the buffer, at its final position.
+    /// Queues a message of the program. Its payload is already in the buffer, at its final
+    /// position.
     #[inline]
     fn push_filled(&mut self, buffer: Buffer, len: usize, env: &mut Env<'_>) -> SendId {
         let message = match self.framing {
@@ -241,7 +246,8 @@ impl Connection {
         FrameHeader { kind, grant: self.rx.told() }
     }
 
-    /// Queues a message of the reactor. The caller has checked that a credit and a slot are available.
+    /// Queues a message of the reactor. The caller has checked that a credit and a slot are
+    /// available.
     pub(super) fn push_control(&mut self, kind: MessageKind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
         let Some(buffer) = env.buffers.pool.take() else {
             debug_assert!(false, "a buffer is promised for every slot of the send queue");
@@ -254,7 +260,8 @@ impl Connection {
 
     // One-sided operations.
 
-    /// Checks that an operation of `places` work requests can be queued now. `credit` is true if the operation uses a receive of the peer.
+    /// Checks that an operation of `places` work requests can be queued now. `credit` is true if
+    /// the operation uses a receive of the peer.
     pub(crate) fn check_operation(
         &mut self,
         places: usize,
@@ -290,22 +297,24 @@ impl Connection {
     /// Queues Reads into several local ranges sequentially, as one operation with one id.
     pub(crate) fn read(&mut self, mut from: RemoteAddress, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Read);
-        // Each local range gets a separate Read, because on iWARP and on many adapters a Read has only one local range.
+        // Each local range gets a separate Read, because on iWARP and on many adapters a Read has
+        // only one local range.
         let count = locals.sges.as_slice().len();
         for (nth, (&sge, hold)) in locals.sges.as_slice().iter().zip(locals.holds).enumerate() {
             let entry = if nth + 1 == count { SendQueueEntry::named(id) } else { SendQueueEntry::EMPTY };
             let mut holds = Holds::default();
             holds[0] = hold;
             self.sends.push_operation(entry, SendOp::Read(from), Locals { sges: SgeList::one(sge), holds });
-            // The address may overflow if the peer has described a region at the end of the address space. The device refuses a Read from
-            // such a region.
+            // The address may overflow if the peer has described a region at the end of the address
+            // space. The device refuses a Read from such a region.
             from.address = from.address.wrapping_add(sge.len() as u64);
         }
         self.mark(env);
         id
     }
 
-    /// Queues a Write, followed by a message with the immediate data. Used on devices that have no Write with Immediate.
+    /// Queues a Write, followed by a message with the immediate data. Used on devices that have no
+    /// Write with Immediate.
     pub(crate) fn write_and_tell(
         &mut self,
         to: RemoteAddress,
@@ -327,8 +336,9 @@ impl Connection {
 
     // Posting.
 
-    /// Returns true if the connection still sends control messages and posts receives: while it is open or in its handshake, and after a
-    /// close while the peer fetches large messages or a list is in progress.
+    /// Returns true if the connection still sends control messages and posts receives: while it is
+    /// open or in its handshake, and after a close while the peer fetches large messages or a list
+    /// is in progress.
     pub(crate) fn exchanges(&self) -> bool {
         match self.state {
             State::Open | State::Securing(_) => true,
@@ -337,9 +347,10 @@ impl Connection {
         }
     }
 
-    /// Returns true if the chain must not be posted yet, because the program has corked the connection. Returns false in spite of the cork
-    /// if the chain fills half of the queue, a send was refused, the peer waits for a message in the chain, a control message is due, or a
-    /// large message or a list is in progress.
+    /// Returns true if the chain must not be posted yet, because the program has corked the
+    /// connection. Returns false in spite of the cork if the chain fills half of the queue, a send
+    /// was refused, the peer waits for a message in the chain, a control message is due, or a large
+    /// message or a list is in progress.
     fn is_holding_back(&self) -> bool {
         self.corked
             && self.state.is_open()
@@ -351,11 +362,13 @@ impl Connection {
             && !self.feeds_itself()
     }
 
-    /// Returns true if the flush must post the sends before the receives, so that a message leaves earlier. This is the case if the flush
-    /// posts a single message, and no grant becomes due when the receives are posted.
+    /// Returns true if the flush must post the sends before the receives, so that a message leaves
+    /// earlier. This is the case if the flush posts a single message, and no grant becomes due when
+    /// the receives are posted.
     ///
-    /// If there are several messages, the receives are posted first, and the messages carry the grant for them. Otherwise a peer that
-    /// answers each message would use up its credits, and wait for a grant that is queued behind the messages.
+    /// If there are several messages, the receives are posted first, and the messages carry the
+    /// grant for them. Otherwise a peer that answers each message would use up its credits, and
+    /// wait for a grant that is queued behind the messages.
     #[inline]
     pub(crate) fn sends_first(&self) -> bool {
         self.framing == Framing::Credits
@@ -374,7 +387,8 @@ impl Connection {
             && (control || self.framing == Framing::Raw || self.receives.worth_posting(&self.rx))
     }
 
-    /// Counts receives that were posted, or claimed from the shared queue, and can now be granted to the peer.
+    /// Counts receives that were posted, or claimed from the shared queue, and can now be granted
+    /// to the peer.
     #[inline]
     pub(crate) fn receives_posted(&mut self, count: u32) {
         if !crate::planted("credit-at-completion") {
@@ -391,16 +405,17 @@ impl Connection {
         }
     }
 
-    /// Prepares the chain for posting: adds a control message if one is due, and writes the newest grant into the first message. Returns an
-    /// empty slice if nothing must be posted now.
+    /// Prepares the chain for posting: adds a control message if one is due, and writes the newest
+    /// grant into the first message. Returns an empty slice if nothing must be posted now.
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
         let sends = match self.state {
             State::Open | State::Leaving => true,
             State::Draining => {
                 if self.sends.is_chained() {
-                    // The end of the connection waits for the sends in the queue. Unsignaled sends cause no completion, so the driver must
-                    // check after this flush if the connection can end.
+                    // The end of the connection waits for the sends in the queue. Unsignaled sends
+                    // cause no completion, so the driver must check after this flush if the
+                    // connection can end.
                     self.want(env, Action::Ending);
                 }
                 true
@@ -423,7 +438,8 @@ impl Connection {
                 self.push_control(kind, &[], None, env);
             }
             if self.sends.has_carrier() {
-                // Any message shows that the local side is alive, so the message that is sent now also answers a ping.
+                // Any message shows that the local side is alive, so the message that is sent now
+                // also answers a ping.
                 self.keepalive.owes_pong = false;
                 self.sends.carry(&env.buffers.pool, self.rx.grant());
             }
@@ -435,8 +451,8 @@ impl Connection {
         self.sends.chain()
     }
 
-    /// Returns the kind of the control message that must be sent now, or `None` if none is due. A message in the chain makes a pong or a
-    /// separate grant unnecessary.
+    /// Returns the kind of the control message that must be sent now, or `None` if none is due. A
+    /// message in the chain makes a pong or a separate grant unnecessary.
     #[inline]
     fn due_control(&self) -> Option<MessageKind> {
         let carried = self.sends.has_carrier();
@@ -456,8 +472,8 @@ impl Connection {
 
     // Completing.
 
-    /// Handles the completion of the send with this sequence number. The completion also ends earlier sends. Returns false if no such send
-    /// is posted.
+    /// Handles the completion of the send with this sequence number. The completion also ends
+    /// earlier sends. Returns false if no such send is posted.
     #[inline]
     pub(crate) fn sent(&mut self, sequence: u16, result: Result<(), Failure>, env: &mut Env<'_>) -> bool {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
@@ -475,8 +491,8 @@ impl Connection {
                 self.end_oldest(outcome, env);
             }
         } else {
-            // The completion is that of the last of `count` sends. The sends before it were unsignaled, and have succeeded, even if the
-            // last one has failed.
+            // The completion is that of the last of `count` sends. The sends before it were
+            // unsignaled, and have succeeded, even if the last one has failed.
             let succeeded = if last.is_sent() { count } else { count - 1 };
             self.end_sends(succeeded, env);
             if succeeded < count {
@@ -490,7 +506,8 @@ impl Connection {
                 || self.owes_control()
                 || self.state.is_securing())
         {
-            // Slots are free now. A control message, or a Read of a large message or of a list, may wait for one.
+            // Slots are free now. A control message, or a Read of a large message or of a list, may
+            // wait for one.
             self.mark(env);
         }
         if let Err(failure) = result {
@@ -510,7 +527,8 @@ impl Connection {
         self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due()
     }
 
-    /// Ends the `count` oldest sends, which have succeeded. None of them waits for an answer of the peer.
+    /// Ends the `count` oldest sends, which have succeeded. None of them waits for an answer of the
+    /// peer.
     #[inline]
     fn end_sends(&mut self, mut count: usize, env: &mut Env<'_>) {
         while count > 0 {
@@ -539,8 +557,8 @@ impl Connection {
         }
     }
 
-    /// Ends the oldest send like [`Connection::end_send`]. If the send has failed, and is not one of the reactor's own, the connection was
-    /// cut off.
+    /// Ends the oldest send like [`Connection::end_send`]. If the send has failed, and is not one
+    /// of the reactor's own, the connection was cut off.
     #[inline]
     pub(super) fn end_oldest(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         if !outcome.is_sent() {
@@ -552,7 +570,8 @@ impl Connection {
     #[cold]
     fn oldest_failed(&mut self, env: &mut Env<'_>) {
         if self.sends.front_is_of_program() {
-            // In `Leaving`, an unsignaled send before the goodbye has failed. The reason of the end exists only from the flush on.
+            // In `Leaving`, an unsignaled send before the goodbye has failed. The reason of the end
+            // exists only from the flush on.
             if matches!(self.state, State::Leaving) {
                 self.flush(env);
             }

@@ -9,8 +9,8 @@ use super::link::PendingHandle;
 use crate::PeerIdentity;
 
 /// The authenticated peers of a listener that wait for approval; see
-/// [`super::ThreadedReactor::listen_with_approval`]. When this value is dropped, the peers that wait
-/// and all later peers of the listener are refused.
+/// [`super::ThreadedReactor::listen_with_approval`]. When this value is dropped, the peers that
+/// wait and all later peers of the listener are refused.
 pub struct ThreadedPendingPeers {
     peers: mpsc::Receiver<PendingHandle>, // bound: approvals
 }

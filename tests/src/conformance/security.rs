@@ -183,7 +183,8 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
     assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
-    // A side that accepts although its greeting has no security, as one whose greeting an attacker has changed.
+    // A side that accepts although its greeting has no security, as one whose greeting an attacker
+    // has changed.
     let raw = ListenOptions::new().framing(Framing::Raw).security(Security::Plain);
     let listener = p.server.context().listen_with(setup.address, raw).expect("listening");
     let address = p.server.context().listeners().local_address(listener).expect("an address");

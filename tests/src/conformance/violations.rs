@@ -66,14 +66,15 @@ pub(super) fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     })
 }
 
-/// Returns the number of messages that the server's handler has received, and of its other callbacks about messages.
+/// Returns the number of messages that the server's handler has received, and of its other
+/// callbacks about messages.
 fn delivered(p: &Pair) -> (u64, usize) {
     let about = |event: &Event| matches!(event, Event::Immediate(..) | Event::Offered(..) | Event::Landed(..));
     (p.s.received, p.s.count(about))
 }
 
-/// If a peer sends a frame that no honest peer sends, its connection must end with the violation as the reason. Nothing of the frame may
-/// reach the handler. All other connections must continue.
+/// If a peer sends a frame that no honest peer sends, its connection must end with the violation as
+/// the reason. Nothing of the frame may reach the handler. All other connections must continue.
 pub fn rude_messages_end_their_connection(setup: &Setup) {
     let mut p =
         Pair::new(setup, setup.config().large_messages(|l| l.max_message = 1 << 20), Probe::echo(), Probe::default());
@@ -191,7 +192,8 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
     p.finish();
 }
 
-/// A wrong greeting must be refused with the reason, on either side, before the handler learns of the peer.
+/// A wrong greeting must be refused with the reason, on either side, before the handler learns of
+/// the peer.
 pub fn wrong_greetings_are_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let with = |at: usize, byte: u8| {

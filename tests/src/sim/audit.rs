@@ -178,7 +178,8 @@ pub struct Audit {
     pub messages: u64,
     /// The number of connections that were established on both sides.
     pub connected: u64,
-    /// The number of connects that have failed, as they had to, because the nodes cannot share memory.
+    /// The number of connects that have failed, as they had to, because the nodes cannot share
+    /// memory.
     pub apart: u64,
 }
 

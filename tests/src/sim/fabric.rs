@@ -627,7 +627,8 @@ impl Fabric {
         self.tenants.get(node).is_some_and(|tenant| tenant.policy == SharedMemoryPolicy::Require)
     }
 
-    /// Returns true if no connection of two nodes may be established: one of them requires shared memory, and they cannot share any.
+    /// Returns true if no connection of two nodes may be established: one of them requires shared
+    /// memory, and they cannot share any.
     #[must_use]
     pub fn are_apart(&self, nodes: [usize; 2]) -> bool {
         let is_off =

@@ -54,7 +54,8 @@ pub struct Variant {
     pub secured: SecurityMode,
     /// True if all nodes are on one host. Such nodes use the embedded provider, and prefer shared memory.
     pub one_host: bool,
-    /// True if the nodes of the one host belong to two users, and some require shared memory or do not use it.
+    /// True if the nodes of the one host belong to two users, and some require shared memory or do
+    /// not use it.
     pub tenants: bool,
     /// The faults of the world.
     pub faults: Faults,
@@ -94,7 +95,8 @@ pub struct Report {
     pub connections: u64,
     /// The number of times that a node has mapped shared memory.
     pub met: u64,
-    /// The number of connects that have failed because the nodes cannot share memory, and one requires it.
+    /// The number of connects that have failed because the nodes cannot share memory, and one
+    /// requires it.
     pub apart: u64,
     /// The virtual time at the end of the world, in ns.
     pub time: u64,
@@ -192,7 +194,8 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
         let usual = if requires { SharedMemoryPolicy::Require } else { SharedMemoryPolicy::Prefer };
         settings.shared_memory = lock(fabric).tenants.get(node).map_or(usual, |tenant| tenant.policy);
         let patience = &mut Rng::new(mix(seed) ^ node as u64, "meeting");
-        // In a slow world, and where nodes require shared memory, the time must suffice for the network.
+        // In a slow world, and where nodes require shared memory, the time must suffice for the
+        // network.
         let shortest = if slow || !lock(fabric).tenants.is_empty() { 100 * MS } else { 10_000 };
         settings.within_host.meeting_timeout = Duration::from_nanos(patience.skewed(shortest..=200 * MS));
     }

@@ -1,7 +1,7 @@
-//! Compares the collections of a crate, or of programs, with the table of bounds. Each field whose type can grow has
-//! a comment: `// bound: KEY` names a row of the table, and `// local: REASON` says that no peer
-//! can make it grow. The comment is on the line of the field or above the field. One above a type
-//! applies to all its fields.
+//! Compares the collections of a crate, or of programs, with the table of bounds. Each field whose
+//! type can grow has a comment: `// bound: KEY` names a row of the table, and `// local: REASON`
+//! says that no peer can make it grow. The comment is on the line of the field or above the field.
+//! One above a type applies to all its fields.
 
 use std::collections::BTreeSet;
 

@@ -43,7 +43,8 @@ impl<'ast> Visit<'ast> for Items {
     }
 }
 
-/// Returns the files and the functions of a crate that are longer than this number of lines of code.
+/// Returns the files and the functions of a crate that are longer than this number of lines of
+/// code.
 pub(crate) fn too_long(source: &Source, file: usize, function: usize) -> Vec<String> {
     source.modules.values().flat_map(|module| of_module(module, file, function)).collect()
 }

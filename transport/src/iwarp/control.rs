@@ -1,5 +1,5 @@
-//! Untagged messages that complete no receive of the program by themselves: requests of the peer, the
-//! responses to atomic operations, Immediate Data, and Terminate. Each of them is one segment.
+//! Untagged messages that complete no receive of the program by themselves: requests of the peer,
+//! the responses to atomic operations, Immediate Data, and Terminate. Each of them is one segment.
 
 use super::fault::{Fault, violation};
 use super::placement::PlacementContext;
@@ -56,7 +56,8 @@ impl ControlReceiver {
             return Err(TerminateCause::INVALID_MSN);
         }
         if header.opcode == Opcode::Terminate {
-            // After the queue number, no field of a Terminate is checked, since a Terminate is the peer's last message.
+            // After the queue number, no field of a Terminate is checked, since a Terminate is the
+            // peer's last message.
             return Ok(());
         }
         if header.offset != 0 || (queue == SEND_QUEUE && !messages.is_between_messages()) {

@@ -52,8 +52,8 @@ pub(crate) fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -
     refuse(error, &body[..need.min(body.len())], extensions)
 }
 
-/// Returns the length of the header that begins with `prefix`. If the header is invalid, returns the number of octets that a Terminate
-/// quotes.
+/// Returns the length of the header that begins with `prefix`. If the header is invalid, returns
+/// the number of octets that a Terminate quotes.
 #[inline]
 pub(crate) fn header_need(prefix: &[u8; 4]) -> usize {
     header_len(prefix).unwrap_or_else(|_| {

@@ -17,8 +17,8 @@ use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, Rea
 use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 
-/// The time that an iWARP peer has to close a connection after the local side has disconnected. If the peer has not
-/// closed it by then, the local side resets the connection.
+/// The time that an iWARP peer has to close a connection after the local side has disconnected. If
+/// the peer has not closed it by then, the local side resets the connection.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl DeviceHub {
@@ -127,8 +127,8 @@ impl DeviceHub {
         Ok(CmId(key))
     }
 
-    /// Creates an id for datagrams that is bound to `address`. Returns the id, its device, and the length of the largest datagram that its
-    /// port can send, in bytes.
+    /// Creates an id for datagrams that is bound to `address`. Returns the id, its device, and the
+    /// length of the largest datagram that its port can send, in bytes.
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
         let raw = RawId::create(self.manager()?, Service::Datagram)?;
         raw.bind(&RawAddress::new(address)).map_err(|error| match error {
@@ -211,8 +211,8 @@ impl DeviceHub {
         entry.read_depth = offer.read_depth;
         entry.state = IdState::Accepting;
         if entry.raw.service() == Service::Datagram {
-            // The id is established immediately, because librdmacm reports no event after the answer to a request for
-            // datagrams.
+            // The id is established immediately, because librdmacm reports no event after the
+            // answer to a request for datagrams.
             entry.state = IdState::Established;
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
             self.push(id.0, CmEventKind::Established { private_data, read_depth });
@@ -236,12 +236,13 @@ impl DeviceHub {
             IdState::Listening | IdState::WatchingDevice => {
                 return Err(TransportError::InvalidState { call: "disconnect", state: entry.state.name() });
             }
-            // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block until the handshake has
-            // ended. Destroying the id also ends the handshake, on a private thread.
+            // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block
+            // until the handshake has ended. Destroying the id also ends the handshake, on a
+            // private thread.
             IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
             IdState::Established => entry.raw.service() == Service::Connected,
-            // The peer has disconnected first. `rdma_disconnect` answers the peer's disconnect, and fails if the answer
-            // is too late.
+            // The peer has disconnected first. `rdma_disconnect` answers the peer's disconnect, and
+            // fails if the answer is too late.
             IdState::Closed => entry.qp.is_some() && !entry.handshaking,
             IdState::RequestReceived => {
                 if up {
@@ -260,9 +261,11 @@ impl DeviceHub {
                 Err(error) => log::debug!("{error}"),
             }
         }
-        // On iWARP, let the peer close the connection first. On an iWARP adapter, the error state resets the TCP connection, and the bytes
-        // that were sent last may be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter
-        // refuses the error state while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
+        // On iWARP, let the peer close the connection first. On an iWARP adapter, the error state
+        // resets the TCP connection, and the bytes that were sent last may be lost (irdma:
+        // `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter
+        // refuses the error state while the connection closes (cxgb4: `c4iw_modify_qp` in
+        // drivers/infiniband/hw/cxgb4/qp.c).
         if iwarp && notified && entry.state == IdState::Established {
             let until = now + CLOSE_LIMIT;
             entry.state = IdState::Disconnecting { flush_at: Some(until) };

@@ -70,21 +70,24 @@ impl Verbs {
         self
     }
 
-    /// Destroys an id and its queue pair. The id is invalid afterwards. Fails if the device may still use the memory of the id's work
-    /// requests. After such an error, the entries that the id has reserved in its completion queue and shared receive queue stay reserved.
+    /// Destroys an id and its queue pair. The id is invalid afterwards. Fails if the device may
+    /// still use the memory of the id's work requests. After such an error, the entries that the id
+    /// has reserved in its completion queue and shared receive queue stay reserved.
     pub(super) fn remove(&mut self, key: Key) -> Result<()> {
         let Some(mut id) = self.hub.ids.remove(key) else { return Ok(()) };
         id.leave_all();
         let exchange = id.exchange.take();
         let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
         let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
-        // If the queue pair uses a shared queue, put it into the error state first, so that the device completes the
-        // shared receives that the queue pair has consumed. If another thread still has an `Arc` of the id, the queue
-        // pair is destroyed later, so it must not access memory from now on.
+        // If the queue pair uses a shared queue, put it into the error state first, so that the
+        // device completes the shared receives that the queue pair has consumed. If another thread
+        // still has an `Arc` of the id, the queue pair is destroyed later, so it must not access
+        // memory from now on.
         let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
         if let Some(qp) = on_shared {
-            // Poll the completions of shared receives before the queue pair is destroyed, because some libraries drop the completions of a
-            // queue pair that they destroy. The shared queue would count the receives of dropped completions as outstanding forever.
+            // Poll the completions of shared receives before the queue pair is destroyed, because
+            // some libraries drop the completions of a queue pair that they destroy. The shared
+            // queue would count the receives of dropped completions as outstanding forever.
             self.queues.stash_completions(&mut self.hub, key, qp);
         }
         if let Some(now) =

@@ -13,8 +13,8 @@ use crate::datagram::{DatagramPeer, DatagramSource, GRH_LEN, Route};
 use crate::error::{Result, TransportError};
 use crate::wc::WorkCompletion;
 
-/// Status codes in a SIDR reply (`ib_cm.h`). With a SIDR reply, a peer names its queue pair for datagrams, or refuses
-/// to name one.
+/// Status codes in a SIDR reply (`ib_cm.h`). With a SIDR reply, a peer names its queue pair for
+/// datagrams, or refuses to name one.
 const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECT: i32 = 2;
 /// The maximum number of multicast groups of an id.
@@ -127,8 +127,8 @@ pub(super) fn route_to_sender(raw: &RawId, received: &WorkCompletion, header: &[
     let mut grh: ibv_grh = unsafe { std::ptr::read_unaligned(header.as_ptr().cast()) };
     // SAFETY: all fields are numbers, for which zeros are valid.
     let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: the context is live, because an id is on the device. The library reads and writes the other arguments
-    // during the call.
+    // SAFETY: the context is live, because an id is on the device. The library reads and writes the
+    // other arguments during the call.
     let rc = unsafe { ibv_init_ah_from_wc(raw.context(), raw.port(), &raw mut wc, &raw mut grh, &raw mut attr) };
     check("ibv_init_ah_from_wc", rc)?;
     Ok(route(&attr))

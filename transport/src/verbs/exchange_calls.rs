@@ -26,8 +26,8 @@ use crate::slab::Key;
 
 /// The default of the ack timeout, as a code: 19 means about 2 s. The connection manager has the same default.
 const ACK_TIMEOUT: u8 = 19;
-/// The time that a peer has to send the message Request after it has connected, and to send the message Ready after the
-/// local side has sent Accept.
+/// The time that a peer has to send the message Request after it has connected, and to send the
+/// message Ready after the local side has sent Accept.
 pub(super) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of cached results of the search for a port and GID, and of searches without a result.
 pub(super) const MAX_CACHED: usize = 16;
@@ -35,22 +35,24 @@ pub(super) const MAX_CACHED: usize = 16;
 /// A local address and options, and the port and GID that were found for them: an entry of a cache.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
-/// A local address and options for which a search has found no port, and the time from which on connect requests cause the next search.
+/// A local address and options for which a search has found no port, and the time from which on
+/// connect requests cause the next search.
 pub(super) type FailedSearch = (Option<SocketAddr>, ExchangeOptions, Instant);
 
 /// The state that all connections by out-of-band exchange share.
 pub(super) struct Exchanges {
-    /// The source of random bytes for the sequence numbers of first packets. Without it the provider does not have the
-    /// role [`Exchange`](crate::roles::Exchange).
+    /// The source of random bytes for the sequence numbers of first packets. Without it the
+    /// provider does not have the role [`Exchange`](crate::roles::Exchange).
     pub(super) entropy: Option<Entropy>,
     /// The folder in which the kernel lists the devices and their GIDs (sysfs).
     pub(super) sysfs: PathBuf,
     /// Accepted streams on which the peer has not sent a request yet.
     pub(super) newcomers: Newcomers<Key>, // bound: exchange-newcomers
-    /// The deadlines of connections that are being set up, and the times at which listeners end their pauses. Each
-    /// entry has the key of the connection's or the listener's id.
+    /// The deadlines of connections that are being set up, and the times at which listeners end
+    /// their pauses. Each entry has the key of the connection's or the listener's id.
     pub(super) deadlines: BTreeSet<(Instant, Key)>, // bound: connections, exchange-newcomers
-    /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
+    /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for
+    /// each connect.
     pub(super) port_gids: VecDeque<CachedPortGid>, // bound: exchange-searches
     /// The searches for the ports of connect requests that have failed recently.
     pub(super) failed_searches: VecDeque<FailedSearch>, // bound: exchange-searches
@@ -135,7 +137,8 @@ impl Exchanges {
 
     // Functions that connect.
 
-    /// Searches the GID tables for the device that has an address. Used if there is no connection manager.
+    /// Searches the GID tables for the device that has an address. Used if there is no connection
+    /// manager.
     pub(super) fn device_at_gid(&mut self, hub: &mut DeviceHub, address: IpAddr) -> Result<DeviceId> {
         let options = ExchangeOptions::default();
         let port_gid = gid::choose(&self.sysfs, Some(SocketAddr::new(address, 0)), &options)?;

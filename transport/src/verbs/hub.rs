@@ -25,20 +25,21 @@ use crate::slab::{Key, Slab};
 
 pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
 
-/// The tokens of the epoll set: `CM` for the event channel and `WAKE` for the waker. A device's asynchronous events
-/// have the token `ASYNC` plus the number of the device.
+/// The tokens of the epoll set: `CM` for the event channel and `WAKE` for the waker. A device's
+/// asynchronous events have the token `ASYNC` plus the number of the device.
 const CM: Token = Token(0);
 const WAKE: Token = Token(1);
 pub(super) const ASYNC: usize = 2;
 
-/// The read depth (IRD and ORD) that every iWARP device supports: a number of outstanding RDMA Reads.
+/// The read depth (IRD and ORD) that every iWARP device supports: a number of outstanding RDMA
+/// Reads.
 const DEFAULT_READ_DEPTH: u16 = 16;
 
 /// The time limit for resolving an address while the program has not passed a time to the provider.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The epoll set whose descriptor is the provider's connection-manager channel, and the sources that are ready and not
-/// processed yet.
+/// The epoll set whose descriptor is the provider's connection-manager channel, and the sources
+/// that are ready and not processed yet.
 pub(super) struct CmEventSet {
     pub(super) poll: Poll,
     pub(super) ready: Events,
@@ -46,8 +47,8 @@ pub(super) struct CmEventSet {
     pub(super) channel: bool,
     /// The numbers of devices that may have asynchronous events.
     pub(super) devices: Vec<u32>, // local: the devices
-    /// The ids whose socket epoll has reported as ready: the listening socket of a listener, or the stream of a
-    /// connection by out-of-band exchange.
+    /// The ids whose socket epoll has reported as ready: the listening socket of a listener, or the
+    /// stream of a connection by out-of-band exchange.
     pub(super) streams: VecDeque<Key>, // bound: connections, exchange-newcomers
 }
 
@@ -79,8 +80,8 @@ impl CmEventSet {
 /// The state that all parts of the provider share. The comment of the [module](self) has an
 /// overview.
 pub(super) struct DeviceHub {
-    /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect by out-of-band
-    /// exchange only.
+    /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect
+    /// by out-of-band exchange only.
     manager: std::result::Result<Arc<EventChannel>, String>, // local: the text of one error
     pub(super) event_set: CmEventSet,
     pub(super) connector: Connector,
@@ -96,8 +97,8 @@ pub(super) struct DeviceHub {
     pub(super) now: Option<Instant>,
 }
 
-/// Returns the time from `now` to `deadline` in milliseconds, but at least 1. If `now` or `deadline` is `None`, returns
-/// [`RESOLVE_TIMEOUT`].
+/// Returns the time from `now` to `deadline` in milliseconds, but at least 1. If `now` or
+/// `deadline` is `None`, returns [`RESOLVE_TIMEOUT`].
 pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -> i32 {
     let left = match (deadline, now) {
         (Some(deadline), Some(now)) => deadline.saturating_duration_since(now),
@@ -167,8 +168,9 @@ impl DeviceHub {
         key
     }
 
-    /// Returns the parameters that the local side offers to a peer. `asked` is the read depth that the peer has
-    /// requested; `None` if the local side connects, or answers a request for datagrams, which has no read depth.
+    /// Returns the parameters that the local side offers to a peer. `asked` is the read depth that
+    /// the peer has requested; `None` if the local side connects, or answers a request for
+    /// datagrams, which has no read depth.
     pub(super) fn offer(
         &self,
         id: &IdEntry,
@@ -186,8 +188,8 @@ impl DeviceHub {
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match asked {
-                // A peer with MPA revision 1 sends no read depths (IRD, ORD), so `asked` is 0. Assume the read depth
-                // that every iWARP device supports.
+                // A peer with MPA revision 1 sends no read depths (IRD, ORD), so `asked` is 0.
+                // Assume the read depth that every iWARP device supports.
                 Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
                 Some(asked) => wanted.min(asked),
                 None => wanted,
@@ -224,8 +226,8 @@ impl DeviceHub {
         self.events.push_back(CmEvent { id: CmId(key), kind });
     }
 
-    /// Reports to each id for which `concerned` returns true that its path has failed. `why` is the reason in the
-    /// event.
+    /// Reports to each id for which `concerned` returns true that its path has failed. `why` is the
+    /// reason in the event.
     pub(super) fn path_failed(&mut self, concerned: impl Fn(&IdEntry) -> bool, why: &str) {
         for (key, _) in self.ids.iter().filter(|(_, id)| concerned(id)) {
             let kind = CmEventKind::Disconnected(DisconnectCause::Path(why.into()));

@@ -62,7 +62,8 @@ impl DeviceHub {
                 }
             },
             cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => id.join_ended(join, status, peer),
-            // This event with a positive status is a SIDR reply in which the peer refuses to name a queue pair.
+            // This event with a positive status is a SIDR reply in which the peer refuses to name a
+            // queue pair.
             cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
                 id.datagrams_refused(status, private_data)
             }
@@ -77,8 +78,9 @@ impl DeviceHub {
             }
             cm::RDMA_CM_EVENT_DEVICE_REMOVAL => match id.device {
                 Some(device) => return self.device_removed(device),
-                // An id with a local address is on a device before the peer's address is resolved. The removal ends the resolving, and
-                // no other event follows (the kernel's drivers/infiniband/core/cma.c, `addr_handler`).
+                // An id with a local address is on a device before the peer's address is resolved.
+                // The removal ends the resolving, and no other event follows (the kernel's
+                // drivers/infiniband/core/cma.c, `addr_handler`).
                 None if id.state == IdState::Resolving => {
                     id.state = IdState::Closed;
                     let why = "the device of the local address was removed".into();
@@ -108,7 +110,8 @@ impl DeviceHub {
         let Some(id) = self.ids.get(key).filter(|id| id.state == IdState::Resolving) else { return };
         let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
         let timeout = milliseconds_to(deadline, Some(now));
-        // True if the id is to join a multicast group. Such an id must not resolve a route before it joins.
+        // True if the id is to join a multicast group. Such an id must not resolve a route before
+        // it joins.
         let is_group =
             raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
         let routed = self.assign_device(key).and_then(|device| {
@@ -142,10 +145,12 @@ impl DeviceHub {
         // SAFETY: the event has delivered a new id, which nothing else owns.
         let raw = unsafe { RawId::from_raw(request.id, &manager) };
         let Some(listening) = self.ids.get(listener).filter(|id| id.state == IdState::Listening) else {
-            // The program has destroyed the listener. Dropping the id of the connect request refuses the peer.
+            // The program has destroyed the listener. Dropping the id of the connect request
+            // refuses the peer.
             return;
         };
-        // The kernel does not apply the listener's options to the ids of its connect requests, so set the options here.
+        // The kernel does not apply the listener's options to the ids of its connect requests, so
+        // set the options here.
         set_path(&raw, listening.inherited.0, listening.inherited.1);
         let Some(peer) = raw.peer_address() else { return };
         let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
@@ -188,8 +193,8 @@ impl DeviceHub {
         let is_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
         let key = self.ids.at(queue.slot()).filter(|(_, id)| is_it(id)).map(|(key, _)| key);
         let Some((key, id)) = key.and_then(|key| Some((key, self.ids.get_mut(key)?))) else {
-            // The queue pair belongs to another provider in this process. Every provider receives all events of the
-            // device.
+            // The queue pair belongs to another provider in this process. Every provider receives
+            // all events of the device.
             log::trace!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
             return;
         };
@@ -238,8 +243,8 @@ impl DeviceHub {
         self.left.push(device);
     }
 
-    /// Treats a device as failed and removed. Its completion channel has failed, so the provider can no longer wait for
-    /// completions.
+    /// Treats a device as failed and removed. Its completion channel has failed, so the provider
+    /// can no longer wait for completions.
     pub(super) fn channel_failed(&mut self, device: DeviceId, why: &str) {
         let index = device.0 as usize;
         local_log!(Error, "{}: {why}: the device is treated as failed", self.devices[index].info.name);
@@ -250,9 +255,9 @@ impl DeviceHub {
 
     pub(super) fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
         if self.device_events.len() >= DEVICE_EVENTS {
-            // The list is full: the program does not read the events, or the device reports events without end. Drop
-            // the oldest event of a queue pair, because many queue pairs may end at the same time. If there is none,
-            // drop the oldest event.
+            // The list is full: the program does not read the events, or the device reports events
+            // without end. Drop the oldest event of a queue pair, because many queue pairs may end
+            // at the same time. If there is none, drop the oldest event.
             let of_queue_pair = |event: &AsyncEvent| matches!(event.kind, DeviceEventKind::LastReceive(_));
             let place = self.device_events.iter().position(of_queue_pair).unwrap_or(0);
             self.device_events.remove(place);

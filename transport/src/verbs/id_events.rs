@@ -27,7 +27,8 @@ impl IdEntry {
                 private_data
             }
             IdState::Accepting => Box::default(),
-            // Ignore the event: it has arrived twice, or the program has disconnected before it arrived.
+            // Ignore the event: it has arrived twice, or the program has disconnected before it
+            // arrived.
             _ => return None,
         };
         self.state = IdState::Established;
@@ -46,12 +47,13 @@ impl IdEntry {
                 self.state = IdState::Closed;
                 Some(CmEventKind::ConnectFailed(ConnectFailure::PeerClosed))
             }
-            // This event means that the peer has accepted, and has disconnected before it was notified that the
-            // connection was established.
+            // This event means that the peer has accepted, and has disconnected before it was
+            // notified that the connection was established.
             IdState::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
                 Some(self.disconnected(DisconnectCause::Peer))
             }
-            // Since Linux 6.0 the connection manager may report the event `UNREACHABLE` for an established connection.
+            // Since Linux 6.0 the connection manager may report the event `UNREACHABLE` for an
+            // established connection.
             IdState::Established => {
                 let error = std::io::Error::from_raw_os_error(status.saturating_abs());
                 Some(self.disconnected(DisconnectCause::Path(format!("the peer became unreachable: {error}"))))

@@ -145,10 +145,11 @@ impl DeviceHub {
         }
     }
 
-    /// Returns `Ok(Ok(device))` if the port of an id is active. If the port is not active, returns `Ok(Err(reason))`.
+    /// Returns `Ok(Ok(device))` if the port of an id is active. If the port is not active, returns
+    /// `Ok(Err(reason))`.
     pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
-        // Open the device in the same way as for a connection, so that the provider is notified of the device's
-        // removal.
+        // Open the device in the same way as for a connection, so that the provider is notified of
+        // the device's removal.
         let device = self.device_of(id)?;
         let entry = &self.devices[device.0 as usize];
         let (name, port) = (&entry.info.name, id.port());

@@ -43,8 +43,8 @@ pub(super) struct DeviceQueues {
     pub(super) srqs: Slab<Srq>, // local: one for each device
     batch: Batch,
     pub(super) chains: Chains,
-    /// Queue pairs that are destroyed when their last shared receive has completed, or when their time limit has
-    /// passed. The list is in the order of the time limits.
+    /// Queue pairs that are destroyed when their last shared receive has completed, or when their
+    /// time limit has passed. The list is in the order of the time limits.
     pub(super) retiring: VecDeque<RetiringQp>, // bound: ending-ids
     /// The number of calls that have acknowledged completion events.
     pub(super) acknowledgements: u64,
@@ -324,8 +324,9 @@ impl DeviceQueues {
         Ok(stashed + taken)
     }
 
-    /// Handles the error of a call on a completion queue: the queue has failed. After the removal of the device such errors are expected,
-    /// and change nothing, because the connections end already.
+    /// Handles the error of a call on a completion queue: the queue has failed. After the removal
+    /// of the device such errors are expected, and change nothing, because the connections end
+    /// already.
     fn queue_call_failed(&mut self, hub: &mut DeviceHub, queue: CqId, error: &TransportError) {
         let removed = self.cqs.get(queue.0).is_some_and(|cq| hub.devices[cq.device as usize].removed);
         if !removed {
@@ -333,7 +334,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Marks a completion queue as failed, because completions are lost. Ends the connections whose queue pairs use the queue.
+    /// Marks a completion queue as failed, because completions are lost. Ends the connections whose
+    /// queue pairs use the queue.
     fn queue_failed(&mut self, hub: &mut DeviceHub, queue: CqId, why: &str) {
         let Some(cq) = self.cqs.get_mut(queue.0).filter(|cq| !cq.failed) else { return };
         cq.failed = true;
@@ -344,7 +346,8 @@ impl DeviceQueues {
         local_log!(Error, "{why}");
         let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
         hub.path_failed(on_it, &why);
-        // The failure may have been found by a poll, or when the queue was armed. Then nothing else makes the channel readable.
+        // The failure may have been found by a poll, or when the queue was armed. Then nothing else
+        // makes the channel readable.
         hub.connector.wake();
     }
 
@@ -425,7 +428,8 @@ impl DeviceQueues {
 
     /// Processes the event that a completion queue overran.
     pub(super) fn overran(&mut self, hub: &mut DeviceHub, name: QueueName) {
-        // The completion queue may belong to another provider in this process, which then reports its failure.
+        // The completion queue may belong to another provider in this process, which then reports
+        // its failure.
         if let Some((key, _)) = self.cqs.at(name.slot()).filter(|(_, cq)| cq.named(name).is_some()) {
             self.queue_failed(hub, CqId(key), "the completion queue overran");
         }

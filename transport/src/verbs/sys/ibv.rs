@@ -1,6 +1,6 @@
-//! The declarations from `<infiniband/verbs.h>` that the provider uses, in their layout on 64-bit Linux: structures.
-//! `ibv_enums.rs` has the constants of enumerations. The names are those of the header. A union that has
-//! no name in C has its name from the crate rdma-sys.
+//! The declarations from `<infiniband/verbs.h>` that the provider uses, in their layout on 64-bit
+//! Linux: structures. `ibv_enums.rs` has the constants of enumerations. The names are those of the
+//! header. A union that has no name in C has its name from the crate rdma-sys.
 //!
 //! The size of a structure that contains a mutex depends on the architecture, because the size of the C library's mutex does. The offsets
 //! of all fields that the provider uses do not depend on it.

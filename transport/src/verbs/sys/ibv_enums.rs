@@ -1,5 +1,5 @@
-//! The constants of enumerations from `<infiniband/verbs.h>` that the provider uses. The names are those
-//! of the header.
+//! The constants of enumerations from `<infiniband/verbs.h>` that the provider uses. The names are
+//! those of the header.
 
 use super::declare::constants;
 

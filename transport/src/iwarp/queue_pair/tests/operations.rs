@@ -377,7 +377,8 @@ fn the_response_to_a_read_of_nothing_has_no_bytes() {
     }
 }
 
-/// Each access that a peer has no right to is refused with the code of the RFCs, changes no memory, and is not answered.
+/// Each access that a peer has no right to is refused with the code of the RFCs, changes no memory,
+/// and is not answered.
 #[test]
 fn memory_that_is_not_the_peers() {
     let mut end = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
