@@ -454,8 +454,9 @@ impl Onlooker for Segments {
 /// Returns duplicates of this process's Unix sockets that have connected to the listener with this
 /// name.
 fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
-    let numbers = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
-    let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let entries = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
+    // All before the first duplicate: a directory that is read further has the duplicates too.
+    let numbers: Vec<i32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     let mut found = Vec::new();
     for number in numbers {
         // SAFETY: the number belonged to a descriptor when the directory was read. If another test
