@@ -89,7 +89,7 @@ fn no_process_outlives_the_one_that_started_it() {
 }
 
 #[test]
-fn a_signal_ends_the_rounds_and_removes_the_keys() {
+fn a_signal_ends_the_rounds_prints_the_table_and_removes_the_keys() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench");
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let _ = fs::remove_dir_all(&folder);
@@ -102,7 +102,9 @@ fn a_signal_ends_the_rounds_and_removes_the_keys() {
         // `timeout` forwards the signal.
         kill(Pid::from_raw(child.id() as i32), signal).expect("it runs");
         let last = lines.last();
-        let status = child.wait().expect("it ends");
-        assert_eq!((status.code(), files()), (Some(130), 0), "{status}, {last:?}");
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!((output.status.code(), files()), (Some(130), 0), "{}, {last:?}", output.status);
+        let table = String::from_utf8_lossy(&output.stdout);
+        assert!(table.contains("\n| 64 B echoes on 1 connection |"), "{table}");
     }
 }

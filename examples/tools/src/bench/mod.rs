@@ -273,11 +273,12 @@ fn compare(cli: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     let before = Times::now();
     let outcomes = contest::run(wanted, &contests, &processors);
-    // Each round was printed when it was measured. A failure of the interrupted round is none.
-    if interrupt::is_raised() {
-        return Ok(Ending::Interrupted.into());
-    }
-    let outcomes = outcomes?;
+    // The failure of an interrupted round is none, and the table has what was measured before.
+    let is_interrupted = interrupt::is_raised();
+    let outcomes = match outcomes {
+        Err(_) if is_interrupted => return Ok(Ending::Interrupted.into()),
+        outcomes => outcomes?,
+    };
     let after = Times::now();
     let stolen = before.zip(after).map(|(before, after)| after.stolen_percent(&before));
     let (system, own) = (machine::system_congestion(), machine::own_congestion());
@@ -333,16 +334,23 @@ fn compare(cli: &BenchArgs) -> Result<ExitCode, Failure> {
         None if to_stdout => Output::stdout().text(&text),
         None => {}
     }
-    if let Some(file) = by_size {
-        file.write(&picture::latency_by_size(&outcomes)?)?;
-    }
-    if let Some(file) = by_connections {
-        file.write(&picture::rate_by_connections(&outcomes)?)?;
-    }
-    if let Some(file) = by_quantile {
-        file.write(&picture::open_loop(&outcomes)?)?;
-    }
     let all_ran = outcomes.iter().all(|outcome| outcome.failed.is_none());
+    let pictures = [
+        (by_size, "--svg", picture::latency_by_size as fn(&[Outcome]) -> Result<String, Failure>),
+        (by_connections, "--connections-svg", picture::rate_by_connections),
+        (by_quantile, "--open-loop-svg", picture::open_loop),
+    ];
+    for (file, option, draw) in pictures {
+        match file.map(|file| file.write(&draw(&outcomes)?)) {
+            // The row of this picture has its reason in the table.
+            Some(Err(failure)) if !all_ran || is_interrupted => out.line(format_args!("{option}: {failure}")),
+            Some(written) => written?,
+            None => {}
+        }
+    }
+    if is_interrupted {
+        return Ok(Ending::Interrupted.into());
+    }
     Ok(if !all_ran || (cli.check && !all_met) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

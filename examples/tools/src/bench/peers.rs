@@ -239,9 +239,10 @@ pub fn libfabric_provider() -> &'static str {
     if info.status().is_ok_and(|status| status.success()) { "net" } else { "tcp" }
 }
 
-/// Parses the number of answers per second from `sockperf`'s output.
+/// Parses the number of answers per second from `sockperf`'s output. If all answers took so long
+/// that none is valid, counts those of the whole run.
 fn answers_per_second(text: &str) -> Option<f64> {
-    let valid = text.split_once("[Valid Duration]")?.1;
+    let (_, valid) = text.split_once("[Valid Duration]").or_else(|| text.split_once("[Total Run]"))?;
     let answers: f64 = valid.split_once("ReceivedMessages=")?.1.split_whitespace().next()?.parse().ok()?;
     Some(answers / after(valid, "RunTime=")?)
 }
@@ -304,6 +305,9 @@ mod tests {
         let open_loop = recorded!("sockperf_open_loop.txt");
         same(read(&PeerProgram::sockperf_open_loop(None), open_loop), 27_492.0 / 0.548);
         same(read(&PeerProgram::sockperf_open_loop(Some(50_000)), open_loop), 33_873.407);
+        let late = "sockperf: [Total Run] RunTime=1.003 sec; Warm up time=400 msec; SentMessages=148403; ReceivedMessages=84075\n\
+            sockperf: No valid observations found.";
+        same(read(&PeerProgram::sockperf_open_loop(None), late), 84_075.0 / 1.003);
         assert_eq!(tail(open_loop), Some([4_026.665, 33_873.407, 35_964.229, 35_964.504]));
         same(read(&PeerProgram::iperf3(65_536), recorded!("iperf3.json")), 19.271355);
     }
