@@ -63,7 +63,7 @@ impl Connection {
             stop: None,
             failure: None,
         });
-        self.watch_lists(env);
+        self.want(env, Action::Deadline);
         self.mark(env);
         id
     }
@@ -79,7 +79,7 @@ impl Connection {
 
     /// Ends the lists whose deadline has passed. If a work request of such a list is in the send queue, the whole connection ends, because
     /// a posted work request cannot be withdrawn.
-    pub(crate) fn lists_due(&mut self, env: &mut Env<'_>) {
+    pub(super) fn lists_due(&mut self, env: &mut Env<'_>) {
         let mut late = false;
         let mut at = 0;
         while let Some(list) = self.sends.lists.waiting.get_mut(at) {
@@ -90,15 +90,7 @@ impl Connection {
             at += usize::from(!self.end_list_if_over(at, env));
         }
         if late {
-            return self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
-        }
-        self.watch_lists(env);
-    }
-
-    /// Schedules [`Connection::lists_due`] for the earliest deadline of a list.
-    fn watch_lists(&self, env: &mut Env<'_>) {
-        if let Some(at) = self.sends.lists.next_deadline() {
-            self.want(env, Action::ListsBy(at));
+            self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
         }
     }
 

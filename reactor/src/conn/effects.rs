@@ -1,7 +1,7 @@
 //! The outputs of a connection: callbacks for the program, and actions for the driver.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rdma_transport::log_limit::LogLimit;
 use rdma_transport::mr::RemoteKey;
@@ -80,14 +80,8 @@ pub(crate) struct Fragments {
 /// An action that a connection requests from the driver.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Call [`super::Connection::timeout`] at this time. A call that was scheduled before is cancelled. If `None`, only cancel that call.
-    Deadline(Option<Instant>),
-    /// Call [`super::Connection::timeout`] at this time, unless a call is already scheduled for an earlier time.
-    LookBy(Instant),
-    /// Call [`super::Connection::lists_due`] at this time. A call that was scheduled before is cancelled.
-    ListsBy(Instant),
-    /// Call [`super::Connection::nudge`] after this time, with the number of messages that it has sent so far.
-    Nudge(Duration, u8),
+    /// Set the timer of the connection to [`super::Connection::next_timeout`], which has changed.
+    Deadline,
     /// Disconnect, so that the device flushes the queues of the queue pair, and wait for the flushed completions.
     Flush,
     /// Add the connection to the list of ending connections.

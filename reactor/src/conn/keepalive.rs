@@ -15,9 +15,11 @@ pub(crate) struct Patience {
     pub(crate) timeout: Duration,
 }
 
-/// The state of the pings to one peer. The time of the peer's last sign of life is in the `Connection`.
+/// The signs of life of one peer, and the pings to it.
 #[derive(Debug)]
 pub(crate) struct Keepalive {
+    /// The time of the last sign of life: a message, the end of a Read, or bytes that the transport received.
+    pub(super) heard: Instant,
     /// The time of the last ping. `None` if the peer has answered it, or none was sent.
     asked: Option<Instant>,
     /// True if a ping must be sent.
@@ -38,13 +40,13 @@ pub(crate) enum Verdict {
 }
 
 impl Keepalive {
-    pub(crate) const fn new() -> Self {
-        Self { asked: None, owes_ping: false, owes_pong: false }
+    pub(crate) const fn new(now: Instant) -> Self {
+        Self { heard: now, asked: None, owes_ping: false, owes_pong: false }
     }
 
-    /// Judges the silence of a peer whose last sign of life was at `heard`. `caught_up` is true if the reactor has processed everything
-    /// that the peer has sent.
-    pub(crate) fn check(&mut self, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
+    /// Judges the silence of the peer. `caught_up` is true if the reactor has processed everything that the peer has sent.
+    pub(crate) fn check(&mut self, now: Instant, caught_up: bool, patience: &Patience) -> Verdict {
+        let heard = self.heard;
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
@@ -81,6 +83,12 @@ mod tests {
         Instant::now()
     }
 
+    /// Judges the silence of a peer whose last sign of life was at `heard`.
+    fn check(peer: &mut Keepalive, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
+        peer.heard = heard;
+        peer.check(now, caught_up, patience)
+    }
+
     fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -88,58 +96,62 @@ mod tests {
     #[test]
     fn a_silent_peer_is_asked_and_given_up_on_time() {
         let t0 = start();
-        let mut peer = Keepalive::new();
+        let mut peer = Keepalive::new(t0);
         let heard = t0 + s(1);
-        assert_eq!(peer.check(t0 + s(5), heard, true, &PATIENCE), Verdict::Wait(t0 + s(6)));
+        assert_eq!(check(&mut peer, t0 + s(5), heard, true, &PATIENCE), Verdict::Wait(t0 + s(6)));
         assert!(!peer.owes_ping);
-        assert_eq!(peer.check(t0 + s(6), heard, true, &PATIENCE), Verdict::Wait(t0 + s(11)));
+        assert_eq!(check(&mut peer, t0 + s(6), heard, true, &PATIENCE), Verdict::Wait(t0 + s(11)));
         assert!(std::mem::take(&mut peer.owes_ping));
-        assert_eq!(peer.check(t0 + s(11), heard, true, &PATIENCE), Verdict::Wait(t0 + s(16)));
+        assert_eq!(check(&mut peer, t0 + s(11), heard, true, &PATIENCE), Verdict::Wait(t0 + s(16)));
         assert!(!peer.owes_ping, "it is pinged once");
-        assert_eq!(peer.check(t0 + s(16), heard, true, &PATIENCE), Verdict::Lost);
+        assert_eq!(check(&mut peer, t0 + s(16), heard, true, &PATIENCE), Verdict::Lost);
     }
 
     #[test]
     fn a_peer_that_answers_is_asked_again_in_the_next_silence() {
         let t0 = start();
-        let mut peer = Keepalive::new();
-        peer.check(t0 + s(5), t0, true, &PATIENCE);
+        let mut peer = Keepalive::new(t0);
+        check(&mut peer, t0 + s(5), t0, true, &PATIENCE);
         assert!(std::mem::take(&mut peer.owes_ping));
-        assert_eq!(peer.check(t0 + s(10), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(11)));
-        assert_eq!(peer.check(t0 + s(11), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(16)));
+        assert_eq!(check(&mut peer, t0 + s(10), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(11)));
+        assert_eq!(check(&mut peer, t0 + s(11), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(16)));
         assert!(peer.owes_ping);
-        assert_eq!(peer.check(t0 + s(16), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(21)));
-        assert_eq!(peer.check(t0 + s(21), t0 + s(6), true, &PATIENCE), Verdict::Lost, "15 s after its last message");
+        assert_eq!(check(&mut peer, t0 + s(16), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(21)));
+        assert_eq!(
+            check(&mut peer, t0 + s(21), t0 + s(6), true, &PATIENCE),
+            Verdict::Lost,
+            "15 s after its last message"
+        );
     }
 
     #[test]
     fn an_answer_at_the_time_of_the_question_counts() {
         let t0 = start();
-        let mut peer = Keepalive::new();
-        peer.check(t0 + s(5), t0, true, &PATIENCE);
+        let mut peer = Keepalive::new(t0);
+        check(&mut peer, t0 + s(5), t0, true, &PATIENCE);
         assert!(std::mem::take(&mut peer.owes_ping));
         let heard = t0 + s(5);
-        assert_eq!(peer.check(t0 + s(10), heard, true, &PATIENCE), Verdict::Wait(t0 + s(15)));
+        assert_eq!(check(&mut peer, t0 + s(10), heard, true, &PATIENCE), Verdict::Wait(t0 + s(15)));
         assert!(peer.owes_ping, "it is pinged again");
     }
 
     #[test]
     fn a_side_that_was_away_itself_gives_time_to_answer() {
         let t0 = start();
-        let mut peer = Keepalive::new();
-        assert_eq!(peer.check(t0 + s(60), t0, true, &PATIENCE), Verdict::Wait(t0 + s(65)));
+        let mut peer = Keepalive::new(t0);
+        assert_eq!(check(&mut peer, t0 + s(60), t0, true, &PATIENCE), Verdict::Wait(t0 + s(65)));
         assert!(peer.owes_ping);
-        assert_eq!(peer.check(t0 + s(65), t0, true, &PATIENCE), Verdict::Wait(t0 + s(70)));
-        assert_eq!(peer.check(t0 + s(70), t0 + s(61), true, &PATIENCE), Verdict::Wait(t0 + s(75)));
+        assert_eq!(check(&mut peer, t0 + s(65), t0, true, &PATIENCE), Verdict::Wait(t0 + s(70)));
+        assert_eq!(check(&mut peer, t0 + s(70), t0 + s(61), true, &PATIENCE), Verdict::Wait(t0 + s(75)));
     }
 
     #[test]
     fn no_verdict_while_something_is_left_to_look_at() {
         let t0 = start();
-        let mut peer = Keepalive::new();
-        peer.check(t0 + s(5), t0, true, &PATIENCE);
-        let Verdict::Suspect(again) = peer.check(t0 + s(15), t0, false, &PATIENCE) else { panic!("a verdict") };
+        let mut peer = Keepalive::new(t0);
+        check(&mut peer, t0 + s(5), t0, true, &PATIENCE);
+        let Verdict::Suspect(again) = check(&mut peer, t0 + s(15), t0, false, &PATIENCE) else { panic!("a verdict") };
         assert!(again > t0 + s(15) && again < t0 + s(16));
-        assert_eq!(peer.check(again, t0, true, &PATIENCE), Verdict::Lost);
+        assert_eq!(check(&mut peer, again, t0, true, &PATIENCE), Verdict::Lost);
     }
 }

@@ -8,6 +8,7 @@ use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::{Failure, WcStatus};
 
 use super::credit::{ReceiveWindow, SendWindow};
+use super::deadlines::Due;
 use super::effects::{Action, Event};
 use super::evidence::Evidence;
 use super::frame::MessageKind;
@@ -206,7 +207,7 @@ impl Connection {
                     Some(early) => early,
                     None => return,
                 };
-                self.heard = env.now;
+                self.keepalive.heard = env.now;
                 if !self.is_active() {
                     self.want(env, Action::Settled);
                 }
@@ -214,7 +215,7 @@ impl Connection {
                     Framing::Credits => Some(env.now + env.config.patience().interval),
                     Framing::Raw => None,
                 };
-                self.want(env, Action::Deadline(first));
+                self.wait_until(first, env);
                 self.nudge_later(env);
                 self.mark(env);
             }
@@ -228,18 +229,39 @@ impl Connection {
 
     // Timeouts.
 
+    /// Returns the earliest deadline of the connection. `None` if there is none.
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        if matches!(self.state, State::Closing(_)) {
+            return self.deadlines.step;
+        }
+        [self.deadlines.next(), self.sends.lists.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// Handles the deadlines that have passed. Returns one that the driver must handle. The driver
+    /// calls this function again, until it returns `None`.
+    pub(crate) fn due(&mut self, env: &mut Env<'_>) -> Option<Due> {
+        if let Some((_, earlier)) = self.deadlines.nudge.take_if(|(at, _)| *at <= env.now) {
+            self.nudge(earlier, env);
+        }
+        if self.sends.lists.next_deadline().is_some_and(|at| at <= env.now) {
+            self.lists_due(env);
+        }
+        self.deadlines.take_due(env.now)
+    }
+
     /// Starts the time limit of a handshake again on the passive side, which has just taken a step.
     /// The peer could not continue before. So if the local side was absent meanwhile, its absence
     /// is not held against the peer. The local side takes few steps, so a peer gains little by
     /// being slow.
-    pub(super) fn renew_handshake(&self, env: &mut Env<'_>) {
+    pub(super) fn renew_handshake(&mut self, env: &mut Env<'_>) {
         if !self.is_active() {
-            self.want(env, Action::Deadline(Some(env.now + env.config.timeouts.handshake)));
+            self.wait_until(Some(env.now + env.config.timeouts.handshake), env);
         }
     }
 
-    /// Handles the timeout that [`Action::Deadline`] or [`Action::LookBy`] has scheduled. Returns true if the peer has exceeded the timeout
-    /// of its handshake or keepalive, but may have sent something that the reactor has not processed yet.
+    /// Handles the end of the time for the current step, or checks the peer. Returns true if the
+    /// peer has exceeded the timeout of its handshake or keepalive, but may have sent something
+    /// that the reactor has not processed yet.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         let wait = silence.forbearance(env.config.timeouts.handshake, env.now);
         let blames = crate::planted("an-absence-is-held-against-the-peer");
@@ -247,7 +269,7 @@ impl Connection {
             // The time of an attempt to connect is a promise to the program, which the local side
             // keeps even if it was absent.
             let wait = if self.is_active() { LOOK_AGAIN } else { wait };
-            self.want(env, Action::Deadline(Some(env.now + wait)));
+            self.wait_until(Some(env.now + wait), env);
             return true;
         }
         match self.state {
@@ -263,7 +285,7 @@ impl Connection {
                 if silence.heard.is_some_and(|heard| heard + env.config.timeouts.handshake > env.now) =>
             {
                 let until = silence.heard.map(|heard| heard + env.config.timeouts.handshake);
-                self.want(env, Action::Deadline(until));
+                self.wait_until(until, env);
             }
             State::Accepting(_) | State::Securing(_) | State::Greeting => {
                 let (peer, limit) = (self.peer.address, &mut env.effects.log_limit);
@@ -273,7 +295,7 @@ impl Connection {
             }
             State::Open => return self.check_silence(silence, env),
             State::Draining => match self.fetches_until(env.config.timeouts.close).filter(|&until| until > env.now) {
-                Some(until) => self.want(env, Action::Deadline(Some(until))),
+                Some(until) => self.wait_until(Some(until), env),
                 None => self.flush(env),
             },
             State::Leaving | State::Refusing(_) => self.flush(env),
@@ -316,9 +338,10 @@ impl Connection {
             next = Some(next.map_or(again, |next| next.min(again)));
         }
         if self.framing == Framing::Credits {
-            self.heard = silence.heard.map_or(self.heard, |heard| heard.max(self.heard));
+            let heard = &mut self.keepalive.heard;
+            *heard = silence.heard.map_or(*heard, |at| at.max(*heard));
             let patience = env.config.patience();
-            let until = match self.keepalive.check(env.now, self.heard, silence.caught_up, &patience) {
+            let until = match self.keepalive.check(env.now, silence.caught_up, &patience) {
                 Verdict::Wait(until) => until,
                 Verdict::Suspect(until) => {
                     suspects = true;
@@ -347,7 +370,7 @@ impl Connection {
                 self.mark(env);
             }
         }
-        self.want(env, Action::Deadline(next));
+        self.wait_until(next, env);
         suspects
     }
 
@@ -407,7 +430,7 @@ impl Connection {
         log::debug!("{}: ending: {ending:?}", self.id);
         if ending.is_local() && self.state.is_open() && self.state.drain() {
             self.want(env, Action::Ending);
-            self.want(env, Action::Deadline(Some(env.now + env.config.timeouts.close)));
+            self.wait_until(Some(env.now + env.config.timeouts.close), env);
             self.mark(env);
             return;
         }

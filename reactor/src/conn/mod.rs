@@ -15,6 +15,7 @@
 mod admit;
 mod batch;
 pub(crate) mod credit;
+pub(crate) mod deadlines;
 pub(crate) mod effects;
 pub(crate) mod evidence;
 pub(crate) mod fragments;
@@ -42,6 +43,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use self::credit::{ReceiveWindow, SendWindow};
+use self::deadlines::ConnectionDeadlines;
 use self::effects::{Action, Effects, Event};
 use self::keepalive::Keepalive;
 use self::recv_queue::RecvQueue;
@@ -168,7 +170,7 @@ pub(crate) struct Connection {
     /// True if the connection is in the list `to_post` of [`Effects`].
     marked: bool,
     /// True if the program has called `cork`, so that sends are collected over several turns and posted together.
-    corked: bool,
+    pub(crate) corked: bool,
     state: State,
     tx: SendWindow,
     rx: ReceiveWindow,
@@ -176,19 +178,18 @@ pub(crate) struct Connection {
     sealer: Option<Box<Sealer>>,
     /// The keys that decrypt the peer's messages. Set when the peer starts to encrypt.
     opener: Option<Box<Opener>>,
-    /// The time of the last sign of life: a message, the end of a Read, or bytes that the transport received.
-    heard: Instant,
     terms: Terms,
-    sends: SendQueue,
-    receives: RecvQueue,
+    pub(crate) sends: SendQueue,
+    pub(crate) receives: RecvQueue,
     refused: Option<SendRefusal>,
     transfers: Transfers,
     keepalive: Keepalive,
+    pub(crate) deadlines: ConnectionDeadlines,
     /// The total time that the program has waited from a refused send to the following `on_writable`. A wait that has not ended is not
     /// included.
     stalled: Duration,
     /// A number that the program has stored with the connection.
-    user: u64,
+    pub(crate) user: u64,
     peer: Box<Peer>,
 }
 
@@ -211,13 +212,13 @@ impl Connection {
             rx: ReceiveWindow::new(0),
             sealer: None,
             opener: None,
-            heard: now,
             terms: Terms::default(),
             sends: SendQueue::new(id, config.send_slots(), config.quiet_sends && framing == Framing::Credits),
             receives: RecvQueue::none(),
             refused: None,
             transfers: Transfers::default(),
-            keepalive: Keepalive::new(),
+            keepalive: Keepalive::new(now),
+            deadlines: ConnectionDeadlines::default(),
             stalled: Duration::ZERO,
             user: 0,
             peer: Box::new(Peer { address: peer, listener: None, private_data: Vec::new(), security, identity: None }),
@@ -292,26 +293,6 @@ impl Connection {
         self.sends.inherit(&failed.sends);
     }
 
-    pub(crate) const fn user(&self) -> u64 {
-        self.user
-    }
-
-    pub(crate) const fn set_user(&mut self, value: u64) {
-        self.user = value;
-    }
-
-    pub(crate) const fn receives(&self) -> &RecvQueue {
-        &self.receives
-    }
-
-    pub(crate) fn receives_mut(&mut self) -> &mut RecvQueue {
-        &mut self.receives
-    }
-
-    pub(crate) fn sends_mut(&mut self) -> &mut SendQueue {
-        &mut self.sends
-    }
-
     /// Returns the number of posted sends, and the number of posted receives, whose completions have not arrived. An unsignaled send is not
     /// counted if no later signaled send is posted, because no completion will report it.
     pub(crate) fn unflushed(&self) -> (usize, usize) {
@@ -356,6 +337,19 @@ impl Connection {
     /// Adds an action to the outputs.
     fn want(&self, env: &mut Env<'_>, action: Action) {
         env.effects.actions.push_back((self.id, action));
+    }
+
+    /// Sets the end of the time for the current step, or the time of the next check of the peer.
+    fn wait_until(&mut self, at: Option<Instant>, env: &mut Env<'_>) {
+        self.deadlines.step = at;
+        self.want(env, Action::Deadline);
+    }
+
+    /// Sets the time of the next check of the peer, unless there is an earlier one.
+    fn look_by(&mut self, at: Instant, env: &mut Env<'_>) {
+        if self.deadlines.step.is_none_or(|earlier| at < earlier) {
+            self.wait_until(Some(at), env);
+        }
     }
 
     /// If a send was refused, requests that the driver checks whether that send would be accepted now.
@@ -461,15 +455,5 @@ impl Connection {
     pub(crate) fn stall_time(&self, now: Instant) -> Duration {
         let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
         self.stalled + open
-    }
-
-    /// Starts to collect sends over several turns, so that they are posted together.
-    pub(crate) const fn cork(&mut self) {
-        self.corked = true;
-    }
-
-    /// Ends the effect of [`Connection::cork`]: the next flush posts all collected sends.
-    pub(crate) const fn uncork(&mut self) {
-        self.corked = false;
     }
 }

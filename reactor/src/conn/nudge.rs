@@ -26,15 +26,16 @@ const MOST: u8 = 8;
 
 impl Connection {
     /// Schedules the first early message, after the first message of the active side. The passive side sends none.
-    pub(super) fn nudge_later(&self, env: &mut Env<'_>) {
+    pub(super) fn nudge_later(&mut self, env: &mut Env<'_>) {
         if self.is_active() && self.framing == Framing::Credits && !self.rx.has_received() {
-            self.want(env, Action::Nudge(FIRST, 0));
+            self.deadlines.nudge = Some((env.now + FIRST, 0));
+            self.want(env, Action::Deadline);
         }
     }
 
     /// Sends an early message, unless the peer has sent something, and schedules the next one. `earlier` is the number of earlier ones. On
     /// a connection that is up, the message is a ping. During the handshake, it is a grant, which is allowed there.
-    pub(crate) fn nudge(&mut self, earlier: u8, env: &mut Env<'_>) {
+    pub(super) fn nudge(&mut self, earlier: u8, env: &mut Env<'_>) {
         if self.rx.has_received() {
             return;
         }
@@ -54,7 +55,8 @@ impl Connection {
         let sent = earlier + 1;
         let next = FIRST * 3u32.pow(sent.into());
         if sent < MOST && next < env.config.timeouts.keepalive_interval {
-            self.want(env, Action::Nudge(next, sent));
+            self.deadlines.nudge = Some((env.now + next, sent));
+            self.want(env, Action::Deadline);
         }
     }
 }

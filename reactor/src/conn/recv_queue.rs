@@ -314,7 +314,7 @@ impl Connection {
             return true;
         }
         if !crate::planted("keepalive-is-deaf") {
-            self.heard = env.now;
+            self.keepalive.heard = env.now;
         }
         if let Some(key) = wc.invalidated {
             self.want(env, Action::Invalidated { device: env.device, key });

@@ -291,7 +291,7 @@ impl Connection {
         }
         if self.state.refuse(ending) {
             self.want(env, Action::Ending);
-            self.want(env, Action::Deadline(Some(env.now + env.config.timeouts.close)));
+            self.wait_until(Some(env.now + env.config.timeouts.close), env);
             self.mark(env);
         }
     }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::wr::{SendOp, SgeList};
 
-use super::effects::Action;
 use super::incoming::{IncomingMessage, PIECES, STRIDE, Sink};
 use super::send_queue::SendQueueEntry;
 use super::state::Ending;
@@ -163,7 +162,7 @@ impl Connection {
         let Some(active) = self.transfers.active_mut() else { return };
         if active.shortage.wait.is_none() {
             active.shortage.wait = Some(MemoryWait { told: env.now, owed: true });
-            self.want(env, Action::LookBy(env.now + report_interval(env)));
+            self.look_by(env.now + report_interval(env), env);
         }
     }
 

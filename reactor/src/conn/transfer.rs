@@ -427,8 +427,8 @@ impl Connection {
 
     /// Schedules the first check of the transfer timeout, because a transfer is in flight and may
     /// stall.
-    pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
-        self.want(env, Action::LookBy(env.now + look_interval(env.config.timeouts.transfer)));
+    pub(super) fn watch_transfers(&mut self, env: &mut Env<'_>) {
+        self.look_by(env.now + look_interval(env.config.timeouts.transfer), env);
     }
 
     fn end_offer(&self, outgoing: OutgoingMessage, outcome: Outcome, env: &mut Env<'_>) {
@@ -695,7 +695,7 @@ impl Connection {
     /// Handles the end of a Read of a large message. The caller adds the connection to the list of those that have work requests to post,
     /// so that the next Reads are posted.
     pub(super) fn piece_arrived(&mut self, len: u32, env: &mut Env<'_>) {
-        self.heard = env.now;
+        self.keepalive.heard = env.now;
         let Some(active) = &mut self.transfers.0 else { return };
         active.pieces = active.pieces.saturating_sub(1);
         active.read = env.now;

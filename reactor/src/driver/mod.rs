@@ -171,12 +171,7 @@ impl Driver {
         loop {
             while let Some((id, action)) = world.effects.actions.pop_front() {
                 match action {
-                    Action::Deadline(at) => world.set_deadline(id, at),
-                    Action::LookBy(at) => world.look_by(id, at),
-                    Action::ListsBy(at) => world.watch_lists(id, at),
-                    Action::Nudge(after, earlier) => {
-                        world.timers.insert(world.now + after, TimerPurpose::Nudge(id, earlier));
-                    }
+                    Action::Deadline => world.set_timer(id),
                     Action::Flush => ends.begin_flush(world, id),
                     Action::Ending => ends.watch_end(world, id),
                     Action::Settled => world.table.settled(id),

@@ -51,12 +51,8 @@ pub(crate) struct ConnectionLink {
     /// another host, the connection is secured, or the slab could not be allocated, registered or
     /// mapped.
     pub(super) apart: Option<Option<u16>>,
-    /// The timer that calls `Connection::timeout`, and its time.
+    /// The timer for the earliest deadline of the connection, and its time.
     pub(super) timer: Option<(Key, Instant)>,
-    /// The timer that calls `Connection::lists_due`.
-    pub(super) lists: Option<Key>,
-    /// The timer that aborts the connection, unless the program closes it before.
-    pub(super) close: Option<Key>,
     /// The slot of a connection that a peer opened and that is not up.
     pub(super) waits: Option<PendingSlot>,
     /// The key of the host that opened the connection in `ConnectionTable::hosts`.
@@ -72,9 +68,9 @@ pub(crate) struct ConnectionLink {
     pub(super) ending: bool,
     /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set while the peer is suspected to be lost. Cleared by the next check which shows that the
-    /// peer is alive or lost, and by another deadline.
-    pub(super) suspect: Option<Suspicion>,
+    /// Set while the peer is suspected to be lost, with the time of the next check. It is void if
+    /// the deadline of the connection's current step is another time.
+    pub(super) suspect: Option<(Instant, Suspicion)>,
     /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
 }

@@ -43,15 +43,8 @@ use crate::stats::Stats;
 pub(crate) enum TimerPurpose {
     /// The program's timer, with its token.
     Program(u64),
-    /// The timeout of a connection.
+    /// The earliest deadline of a connection.
     Connection(ConnectionId),
-    /// The time to send an early message on a connection whose peer has sent nothing, and the
-    /// number of earlier ones.
-    Nudge(ConnectionId, u8),
-    /// The deadline of a connection's lists.
-    Lists(ConnectionId),
-    /// The end of the time within which the program must close a connection.
-    Close(ConnectionId),
     /// The end of the time for which peers may access a region. After that, their access is
     /// revoked.
     Region(Key),
@@ -393,35 +386,28 @@ impl World {
         self.expect_trim();
     }
 
-    /// Schedules `Connection::timeout` for `at`, and cancels the call that was scheduled before.
-    /// `None` only cancels that call.
-    pub(super) fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
+    /// Sets the timer of a connection to its earliest deadline.
+    pub(super) fn set_timer(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
-        slot.link.suspect = None;
+        let next = slot.conn.next_timeout();
+        if slot.link.timer.map(|(_, at)| at) == next {
+            return;
+        }
         if let Some((timer, _)) = slot.link.timer.take() {
             self.timers.cancel(timer);
         }
-        slot.link.timer = at.map(|at| (self.timers.insert(at, TimerPurpose::Connection(id)), at));
+        slot.link.timer = next.map(|at| (self.timers.insert(at, TimerPurpose::Connection(id)), at));
     }
 
-    /// Schedules `Connection::timeout` for `at`, unless an earlier call is already scheduled.
-    pub(super) fn look_by(&mut self, id: ConnectionId, at: Instant) {
-        if self.table.get(id).is_some_and(|slot| slot.link.timer.is_none_or(|(_, earlier)| at < earlier)) {
-            self.set_deadline(id, Some(at));
+    /// Sets the end of the time for the current step of a connection.
+    pub(super) fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
+        if let Some(slot) = self.table.get_mut(id) {
+            slot.conn.deadlines.step = at;
+            self.set_timer(id);
         }
     }
 
-    /// Schedules the check of the deadlines of the connection's lists for the time `at`. Replaces
-    /// an earlier schedule.
-    pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
-        let Some(slot) = self.table.get_mut(id) else { return };
-        if let Some(timer) = slot.link.lists.take() {
-            self.timers.cancel(timer);
-        }
-        slot.link.lists = Some(self.timers.insert(at, TimerPurpose::Lists(id)));
-    }
-
-    /// Schedules `Connection::timeout` for the end of `timeout`, which begins now. Reads the clock,
+    /// Limits the current step of a connection to `timeout`, which begins now. Reads the clock,
     /// because a callback of this turn may have run for a long time, so `now` may be out of date.
     /// Returns the time that it has read.
     pub(super) fn set_timeout(&mut self, id: ConnectionId, timeout: Duration) -> Instant {

@@ -6,9 +6,9 @@ use crate::conn::keepalive::LOOK_AGAIN;
 use crate::conn::life::Silence;
 use crate::conn::state::Ending;
 use crate::device::cq::CompletionQueue;
+use crate::driver::World;
 use crate::driver::stages::Stages;
 use crate::driver::table::{Flush, Suspicion};
-use crate::driver::{TimerPurpose, World};
 use crate::id::ConnectionId;
 
 /// The connections that are ending.
@@ -99,7 +99,7 @@ impl Ends {
         // connection that did not come up, one of the messages may be the peer's refusal.
         let never_up =
             matches!(closing.ending, Ending::ConnectError(_)) && !closing.may_have_been_up() && !slot.conn.is_secured();
-        if !slot.conn.receives().is_shared() || never_up {
+        if !slot.conn.receives.is_shared() || never_up {
             return Some(true);
         }
         let place = slot.link.place?;
@@ -142,7 +142,6 @@ impl Ends {
     /// Handles the end of the time that [`Self::close_by`] has set.
     pub(crate) fn close_due(world: &mut World, id: ConnectionId) {
         let Some(slot) = world.table.get_mut(id) else { return };
-        slot.link.close = None;
         if !slot.conn.state().is_open() {
             return;
         }
@@ -159,9 +158,7 @@ impl Ends {
     /// connection is aborted. Replaces an earlier limit.
     pub(crate) fn close_by(world: &mut World, id: ConnectionId, at: Instant) {
         let Some(slot) = world.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) else { return };
-        if let Some(timer) = slot.link.close.take() {
-            world.timers.cancel(timer);
-        }
-        slot.link.close = Some(world.timers.insert(at, TimerPurpose::Close(id)));
+        slot.conn.deadlines.close = Some(at);
+        world.set_timer(id);
     }
 }

@@ -4,7 +4,7 @@ pub(crate) mod close;
 pub(crate) mod drain;
 mod release;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_transport::caps::Features;
 use rdma_transport::cm::DisconnectCause;
@@ -17,6 +17,8 @@ use super::open::group::GroupMembership;
 use super::stages::Stages;
 use super::table::Suspicion;
 use super::{Driver, TimerPurpose, World};
+use crate::conn::Connection;
+use crate::conn::deadlines::Due;
 use crate::conn::effects::Event;
 use crate::conn::state::State;
 use crate::error::DisconnectReason;
@@ -73,16 +75,33 @@ impl Driver {
         }
     }
 
-    /// Handles the expired timer of a connection: the timeout of the connection's state, or the
-    /// timeout of the flush of its queues.
+    /// Handles the expired timer of a connection.
     fn connection_due(&mut self, id: ConnectionId) {
         let Some(slot) = self.world.table.get_mut(id) else { return };
-        let due = slot.link.timer.take().map_or(self.world.now, |(_, at)| at);
+        slot.link.timer = None;
+        while let Some(due) = self.input(id, Connection::due).flatten() {
+            match due {
+                Due::Close => Ends::close_due(&mut self.world, id),
+                Due::Step(at) => self.step_due(id, at),
+            }
+        }
+        if self.world.table.get(id).is_some_and(|slot| slot.conn.state().is_ending()) {
+            // If the program has closed the connection, the close may have waited for a list that
+            // has ended now, so stage 10 checks if the connection can end.
+            self.world.note(Stages::ENDS);
+        }
+        self.world.set_timer(id);
+    }
+
+    /// Handles the end of the time `at` for the current step of a connection, or the next check of
+    /// its peer.
+    fn step_due(&mut self, id: ConnectionId, at: Instant) {
+        let Some(slot) = self.world.table.get_mut(id) else { return };
         if matches!(slot.conn.state(), State::Closing(_)) {
             return Ends::flush_due(&mut self.world, id);
         }
-        let late = self.world.now.saturating_duration_since(due);
-        let mut suspicion = slot.link.suspect.take();
+        let late = self.world.now.saturating_duration_since(at);
+        let mut suspicion = slot.link.suspect.take().filter(|(of, _)| *of == at).map(|(_, suspicion)| suspicion);
         if let Some(suspicion) = &mut suspicion {
             suspicion.since += late;
         }
@@ -90,7 +109,7 @@ impl Driver {
         let suspects = self.input(id, |conn, env| conn.timeout(&silence, env));
         if let (Some(true), Some(slot)) = (suspects, self.world.table.get_mut(id)) {
             let new = Suspicion { since: self.world.now, waits: self.world.stats.turns.waits, mark: None };
-            slot.link.suspect = suspicion.or(Some(new));
+            slot.link.suspect = slot.conn.deadlines.step.map(|next| (next, suspicion.unwrap_or(new)));
         }
     }
 
@@ -225,11 +244,6 @@ impl Driver {
             *budget -= 1;
             match due {
                 TimerPurpose::Connection(id) => self.connection_due(id),
-                TimerPurpose::Nudge(id, earlier) => {
-                    self.input(id, |conn, env| conn.nudge(earlier, env));
-                }
-                TimerPurpose::Lists(id) => self.lists_due(id),
-                TimerPurpose::Close(id) => Ends::close_due(&mut self.world, id),
                 TimerPurpose::Region(key) => _ = self.world.revoke_region(key),
                 TimerPurpose::Listen(_) if crate::planted("a-listener-without-its-device-is-forgotten") => {}
                 TimerPurpose::Listen(key) => self.listeners.listen_again(&mut self.world, key),

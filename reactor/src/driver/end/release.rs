@@ -84,20 +84,19 @@ impl World {
 
     /// Releases everything that a connection has used on its device.
     pub(crate) fn vacate(&mut self, mut slot: ConnectionSlot) {
-        let timeout = slot.link.timer.take().map(|(timer, _)| timer);
-        for timer in [timeout, slot.link.lists.take(), slot.link.close.take()].into_iter().flatten() {
+        if let Some((timer, _)) = slot.link.timer.take() {
             self.timers.cancel(timer);
         }
-        self.stats.memory.held_receives -= slot.conn.receives().kept() as usize;
+        self.stats.memory.held_receives -= slot.conn.receives.kept() as usize;
         let Some(place) = slot.link.place else { return };
         if let Some(device) = self.devices.get_mut(place.device) {
             if let Some(slab) = slot.link.apart.flatten() {
                 self.stats.memory.unreleased +=
                     device.remove_mapped_slab(self.providers.numbered(slot.link.cm.provider), slab);
             }
-            let kept = slot.conn.receives().kept();
+            let kept = slot.conn.receives.kept();
             let mark = device.cqs[place.room.cq].mark();
-            match (slot.conn.receives_mut().claim(), &mut device.buffers.shared) {
+            match (slot.conn.receives.claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = slot.link.qp {
                         // From now on, completions of this queue pair that are polled belong to no
@@ -117,7 +116,7 @@ impl World {
                     device.release(place.room, 0, slot.link.lost);
                 }
                 _ => {
-                    slot.conn.receives_mut().empty(&mut device.buffers.pool);
+                    slot.conn.receives.empty(&mut device.buffers.pool);
                     device.release(place.room, kept as usize, slot.link.lost);
                 }
             }
@@ -155,7 +154,7 @@ impl World {
         }
         for id in self.table.ids() {
             let on_it = self.table.get(id).is_some_and(|slot| {
-                slot.conn.receives().is_shared() && slot.link.place.is_some_and(|place| place.device == device)
+                slot.conn.receives.is_shared() && slot.link.place.is_some_and(|place| place.device == device)
             });
             if on_it {
                 let reason = DisconnectReason::Internal("the shared receive queue failed".into());

@@ -439,7 +439,7 @@ impl LargeMessages {
         let accounted = self.take_fetched(world, id, len);
         let mut bytes = world.joins.take(len);
         let buffers = world.devices.buffers(device);
-        let shared = world.table.get(id).is_some_and(|slot| slot.conn.receives().is_shared());
+        let shared = world.table.get(id).is_some_and(|slot| slot.conn.receives.is_shared());
         let parts = if crate::planted("last-fragment-forgotten") { fragments.parts.len() - 1 } else { usize::MAX };
         for (buffer, end) in fragments.parts.iter().take(parts) {
             bytes.extend_from_slice(&buffers.pool.slabs().bytes(buffer, *end as usize)[HEADER_LEN..]);
@@ -469,7 +469,7 @@ impl LargeMessages {
         if receives.is_empty() {
             self.settle(world, MemoryUse::Fetched, bytes.len(), Some(id));
         }
-        let shared = world.table.get(id).is_some_and(|slot| slot.conn.receives().is_shared());
+        let shared = world.table.get(id).is_some_and(|slot| slot.conn.receives.is_shared());
         for buffer in receives {
             world.devices.buffers(device).free_receive(buffer, shared);
         }

@@ -192,16 +192,6 @@ impl Driver {
         self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
     }
 
-    /// Handles the timer for the deadlines of a connection's lists.
-    pub(crate) fn lists_due(&mut self, id: ConnectionId) {
-        let Some(slot) = self.world.table.get_mut(id) else { return };
-        slot.link.lists = None;
-        self.input(id, |conn, env| conn.lists_due(env));
-        // If the program has closed the connection, the close may have waited for these lists, so
-        // stage 10 checks if the connection can end now.
-        self.world.note(Stages::ENDS);
-    }
-
     /// Sends a range of a region. The range is not copied, unless the connection is secured.
     pub(crate) fn send_region(
         &mut self,

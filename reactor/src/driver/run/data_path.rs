@@ -221,7 +221,7 @@ impl Driver {
         if let Some((slot, mut env, provider)) = self.world.at_with_provider(id) {
             // A handshake that ends here would bring the connection up within a callback.
             if let Some(qp) = slot.link.qp.filter(|_| slot.conn.state().is_announced()) {
-                slot.conn.uncork();
+                slot.conn.corked = false;
                 if let Err(error) = post_sends(slot, &mut env, provider, qp) {
                     posting_failed(slot, &mut env, &error);
                 }
@@ -344,7 +344,7 @@ fn post_sends(
     let count = chain.len();
     let posted = if count > 0 {
         provider.post_send(qp, chain)
-    } else if slot.conn.sends_mut().is_unrung() && !crate::planted("immediate-sends-never-rung") {
+    } else if slot.conn.sends.is_unrung() && !crate::planted("immediate-sends-never-rung") {
         Ok(provider.immediate_sends().map_or(Posted::Pending, |role| role.ring(qp)))
     } else {
         return Ok(Posted::Pending);
@@ -352,12 +352,12 @@ fn post_sends(
     env.stats.messages.doorbells += 1;
     match posted {
         Ok(posted) => {
-            slot.conn.sends_mut().taken(count);
-            slot.conn.sends_mut().rung();
+            slot.conn.sends.taken(count);
+            slot.conn.sends.rung();
             Ok(posted)
         }
         Err(failed) => {
-            slot.conn.sends_mut().taken(failed.posted);
+            slot.conn.sends.taken(failed.posted);
             let waits = slot.conn.awaits_sends();
             full_or_failed(failed, waits).map(|()| Posted::Completed)
         }
@@ -385,7 +385,7 @@ pub(crate) fn post_own_receives(
     chain: &mut Vec<RecvWr>,
 ) -> Result<(), Error> {
     let id = slot.conn.id();
-    let count = slot.conn.receives_mut().prepare(id, &mut env.buffers.pool, chain);
+    let count = slot.conn.receives.prepare(id, &mut env.buffers.pool, chain);
     if count == 0 {
         return Ok(());
     }
@@ -395,7 +395,7 @@ pub(crate) fn post_own_receives(
             Ok(())
         }
         Err(failed) => {
-            let receives = slot.conn.receives_mut();
+            let receives = &mut slot.conn.receives;
             receives.unprepare(&mut env.buffers.pool, count as usize - failed.posted);
             let waits = receives.posted() > 0;
             slot.conn.receives_posted(failed.posted as u32);

@@ -306,15 +306,15 @@ impl Side {
     /// reported from now on.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
         self.telling = telling;
-        self.input(|conn, _| conn.sends_mut().tell_of_next(telling));
+        self.input(|conn, _| conn.sends.tell_of_next(telling));
     }
 
     pub(super) fn fence(&mut self) {
-        self.input(|conn, _| conn.sends_mut().fence_next());
+        self.input(|conn, _| conn.sends.fence_next());
     }
 
     pub(super) fn cork(&mut self) {
-        self.input(|conn, _| conn.cork());
+        self.input(|conn, _| conn.corked = true);
     }
 
     pub(super) fn close(&mut self) {

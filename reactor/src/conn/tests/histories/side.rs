@@ -15,6 +15,7 @@ use rdma_transport::wc::WcStatus;
 
 use super::device::{Completion, DeviceModel};
 use crate::config::{Config, Framing};
+use crate::conn::deadlines::Due;
 use crate::conn::effects::{Action, Effects, Event};
 use crate::conn::greeting::Greeting;
 use crate::conn::life::Silence;
@@ -114,9 +115,6 @@ pub(super) struct Side {
     pub(super) effects: Effects,
     pub(super) stats: Stats,
     pub(super) now: Instant,
-    pub(super) deadline: Option<Instant>,
-    /// The time of the next early message, and the number of earlier ones.
-    nudge: Option<(Instant, u8)>,
     pub(super) device: DeviceModel,
     /// The number of buffers that the connection and the shared queue may use.
     pub(super) promised: usize,
@@ -205,16 +203,16 @@ impl Side {
         let framing = terms.framing;
         let (security, probes) = (Security::Plain, terms.probes);
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), probes, security };
+        let mut conn = Connection::new(id, role, opening, &config, now);
+        conn.deadlines.step = Some(now + Duration::from_secs(10));
         let mut side = Self {
-            conn: Some(Connection::new(id, role, opening, &config, now)),
+            conn: Some(conn),
             device: DeviceModel::new(memory, terms.in_order, terms.shared),
             config,
             buffers: Buffers { pool, shared: queue },
             effects: Effects::default(),
             stats: Stats::default(),
             now,
-            deadline: Some(now + Duration::from_secs(10)),
-            nudge: None,
             promised,
             manner: Manner::LetGo,
             kept: Vec::new(),
@@ -305,8 +303,6 @@ impl Side {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Deadline(at) => self.deadline = at,
-            Action::LookBy(at) => self.deadline = Some(self.deadline.map_or(at, |deadline| deadline.min(at))),
             Action::Flush => {
                 if std::mem::take(&mut self.device.up) {
                     self.device.end_event = Some(DisconnectCause::Local);
@@ -314,13 +310,17 @@ impl Side {
                         self.device.wire.clear();
                     }
                 }
-                self.deadline = Some(self.now + self.config.timeouts.flush);
+                let end = self.now + self.config.timeouts.flush;
+                self.conn.as_mut().expect("it wants a flush").deadlines.step = Some(end);
             }
             Action::Settled => self.settled += 1,
             Action::Discard(region) => drop(region),
-            Action::Nudge(after, earlier) => self.nudge = Some((self.now + after, earlier)),
-            Action::ListsBy(_) => panic!("no list has a deadline"),
-            Action::Ending | Action::Invalidated { .. } | Action::Unused(_) | Action::NoMemory | Action::Ring => {}
+            Action::Deadline
+            | Action::Ending
+            | Action::Invalidated { .. }
+            | Action::Unused(_)
+            | Action::NoMemory
+            | Action::Ring => {}
         }
     }
 
@@ -328,7 +328,7 @@ impl Side {
         let mut chain = Vec::new();
         let count = self.input(|conn, env| {
             let id = conn.id();
-            let count = conn.receives_mut().prepare(id, &mut env.buffers.pool, &mut chain);
+            let count = conn.receives.prepare(id, &mut env.buffers.pool, &mut chain);
             conn.receives_posted(count);
             count
         });
@@ -379,12 +379,12 @@ impl Side {
         let chain = conn.ready_chain(&mut env);
         device.post_sends(chain);
         let count = chain.len();
-        conn.sends_mut().taken(count);
+        conn.sends.taken(count);
     }
 
     /// Does what `Context::flush` does.
     pub(super) fn flush_now(&mut self) {
-        self.input(|conn, _| conn.uncork());
+        self.input(|conn, _| conn.corked = false);
         self.post_sends();
     }
 
@@ -461,13 +461,11 @@ impl Side {
     /// Advances the time. Then handles the timer of the connection, if it has expired.
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
-        if let Some((_, earlier)) = self.nudge.take_if(|(at, _)| *at <= self.now) {
-            self.tell(|conn, env| conn.nudge(earlier, env));
+        match self.tell(Connection::due).flatten() {
+            None => return,
+            Some(Due::Step(_)) => {}
+            Some(Due::Close) => panic!("no program has a limit for its close"),
         }
-        if self.deadline.is_none_or(|at| at > self.now) {
-            return;
-        }
-        self.deadline = None;
         if self.conn.as_ref().is_some_and(|conn| matches!(conn.state(), State::Closing(_))) {
             // The flush timeout has expired. The side handles the completions that are in the queue now, and does not wait for later ones.
             while self.poll() {}
@@ -507,14 +505,14 @@ impl Side {
         assert!(!lost || silence >= self.config.timeouts.keepalive, "given up {silence:?} after it was heard");
         self.ended = Some(Ended { reason });
         // Releases the claim on the shared queue, and the buffers, as the driver does.
-        let kept = conn.receives().kept();
-        if let Some(claim) = conn.receives_mut().claim() {
+        let kept = conn.receives.kept();
+        if let Some(claim) = conn.receives.claim() {
             let claimed = claim.receives();
             let shared = self.buffers.shared.as_mut().expect("the queue of the claim");
             shared.claims.forget(claim);
             shared.claims.take_back(claimed - kept.min(claimed));
         }
-        conn.receives_mut().empty(&mut self.buffers.pool);
+        conn.receives.empty(&mut self.buffers.pool);
         self.effects.to_post.clear();
         self.effects.to_ask.clear();
     }
