@@ -30,11 +30,12 @@ clean: ## Remove what was built
 
 ##@ Test
 
+LIBRARIES = rdma-transport rdma-transport-embedded rdma-transport-verbs rdma-reactor
 # The features with which the package of the tests uses the libraries: no unit test is left out, and each library is built once.
 TESTED_FEATURES = rdma-transport/conformance $(addprefix rdma-reactor/,async bytes datagram keylog psk tls tokio)
 
 quick: ## After each change, a minute: unit tests, embedded conformance
-	$(CARGO) test --profile quick -p rdma-transport -p rdma-reactor --lib $(TESTED_FEATURES:%=--features %)
+	$(CARGO) test --profile quick $(LIBRARIES:%=-p %) --lib $(TESTED_FEATURES:%=--features %)
 	timeout 600 $(CARGO) test --profile quick -p rdma-reactor-tests --test conformance iwarp::
 
 test: vm-setup ## Before each commit. On two cores 6 minutes; with all building, 12
@@ -120,10 +121,10 @@ mutants: vm-setup ## Plant defects, each of which a test must find
 	$(VERBS_ENV) tests/mutants/run.sh
 
 mutants-matrix: ## Hours, continued where it stopped: which test programs find which defect
-	PROGRAMS="rdma_transport rdma_reactor $(filter-out libraries corpus,$(HOST_TESTS))" tests/mutants/matrix.sh
+	PROGRAMS="$(subst -,_,$(LIBRARIES)) $(filter-out libraries corpus,$(HOST_TESTS))" tests/mutants/matrix.sh
 
 loom: ## What threads share with a reactor, in every order
-	RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-transport -p rdma-reactor --lib interleavings
+	RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-transport-embedded -p rdma-reactor --lib interleavings
 
 asan: ## Unit tests, conformance and corpora under AddressSanitizer
 	tests/asan.sh
@@ -137,7 +138,7 @@ fuzz-smoke: ## Each fuzz target for a minute
 fuzz: ## Each fuzz target for SECONDS (3600)
 	tests/fuzz/run.sh $(SECONDS)
 
-coverage: ## Line coverage of both libraries by test-host; fails below LEAST per cent
+coverage: ## Line coverage of the libraries by test-host; fails below LEAST per cent
 	tests/coverage.sh $(TESTED_BINS:%=--bin=%) $(HOST_TESTS:%=--test=%)
 
 ##@ Measure
@@ -182,18 +183,18 @@ lint: ## Format, English, clippy, documentation, the Rust version. Needs no set-
 	tests/rust-version.sh
 	tests/english.sh
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
+	$(CARGO) clippy $(LIBRARIES:%=-p %) --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
 lint-all: vm-setup lint test-layout ## That, audit, test-layout, rdma-sys, loom's models, defects: for CI
 	tests/audit.sh --changed
-	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
-	RUSTFLAGS="--cfg loom_model --cfg plantable" $(CARGO) check --target-dir target/loom -p rdma-transport -p rdma-reactor --lib --profile test
+	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport-verbs --features rdma-sys --all-targets -- -D warnings
+	RUSTFLAGS="--cfg loom_model --cfg plantable" $(CARGO) check --target-dir target/loom -p rdma-transport-embedded -p rdma-reactor --lib --profile test
 
 audit: ## Licences, sources, advisories of crates; the API against the last release
 	tests/audit.sh
 
-package: ## Pack both libraries, and test what was packed in an empty folder
+package: ## Pack the libraries, and test what was packed in an empty folder
 	timeout 1800 tests/package.sh
 
 test-debian13: ## make demo and make test-host in a clean Debian 13 with its own Rust

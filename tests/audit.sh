@@ -31,4 +31,4 @@ if [ -z "$release" ]; then
     exit
 fi
 tests/tools.sh cargo-semver-checks
-timeout 1200 cargo semver-checks --baseline-rev "$release" -p rdma-transport -p rdma-reactor
+timeout 1200 cargo semver-checks --baseline-rev "$release" -p rdma-transport -p rdma-transport-embedded -p rdma-transport-verbs -p rdma-reactor

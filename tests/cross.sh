@@ -29,12 +29,12 @@ for machine; do
     export "CARGO_TARGET_${upper}_LINKER=$machine-linux-gnu-gcc"
     export "CARGO_TARGET_${upper}_RUNNER=qemu-$machine-static -L /usr/$machine-linux-gnu"
     say "$(rustc --version), $triple"
-    cargo check --target "$triple" -p rdma-transport -p rdma-reactor
+    cargo check --target "$triple" -p rdma-reactor
     # qemu-user does not forward advice about pages to the kernel (ten tests), does not map a file
     # of 1 TiB, reserves the highest real-time signals, takes the name of a congestion control for a
     # number, and knows no option for the interface of multicast packets, which each UDP socket of
     # datagrams sets.
-    cargo test --target "$triple" -p rdma-transport --lib -- \
+    cargo test --target "$triple" -p rdma-transport -p rdma-transport-embedded -p rdma-transport-verbs --lib -- \
         --skip large_mappings_are_aligned_and_take_huge_pages --skip a_part_of_a_huge_page_is_mapped_and_unmapped \
         --skip what_may_only_be_read_cannot_be_written_by_any_way --skip the_pages_of_a_mapped_file_stay \
         --skip a_file_without_all_its_pages_is_refused --skip pages_that_a_peer_has_removed_are_counted \

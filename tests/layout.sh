@@ -9,9 +9,9 @@ cargo=${CARGO:-cargo}
 compare() { # WORD...: further flags of the compiler
     local binary
     # Sizes and offsets are those of an unoptimised build, too.
-    binary=$("$cargo" --config 'profile.test.package.rdma-transport.opt-level=0' rustc -q -p rdma-transport --lib --profile test --features rdma-sys --message-format=json -- "$@" |
+    binary=$("$cargo" --config 'profile.test.package.rdma-transport-verbs.opt-level=0' rustc -q -p rdma-transport-verbs --lib --profile test --features rdma-sys --message-format=json -- "$@" |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
-    "$binary" verbs::sys::compare --nocapture
+    "$binary" sys::compare --nocapture
 }
 
 compare

@@ -34,7 +34,16 @@
 //! [guide] begins with a first program, and ends with the wire protocol.
 
 #[macro_use(local_log, peer_log)]
-pub extern crate rdma_transport as transport;
+extern crate rdma_transport;
+
+/// The transport: the interface of providers (`rdma-transport`), the embedded provider
+/// (`rdma-transport-embedded`) and that of devices (`rdma-transport-verbs`).
+pub mod transport {
+    pub use rdma_transport::*;
+    pub use rdma_transport_embedded::{iwarp, packets, passing, shm, soft};
+    #[cfg(feature = "verbs")]
+    pub use rdma_transport_verbs as verbs;
+}
 
 #[cfg(feature = "async")]
 pub mod aio;
@@ -113,11 +122,11 @@ pub use rdma_transport::caps::{Capabilities, Features};
 #[doc(inline)]
 pub use rdma_transport::cm::{ConnectFailure, DisconnectCause, ExchangeOptions, ReadDepth, Retries, Source};
 pub use rdma_transport::event::DeviceEventKind;
-pub use rdma_transport::iwarp::IpNet;
 pub use rdma_transport::mr::Access;
 use rdma_transport::planted;
 #[doc(inline)]
 pub use rdma_transport::wc::Failure;
+pub use rdma_transport_embedded::iwarp::IpNet;
 #[cfg(feature = "tls")]
 pub use rustls;
 

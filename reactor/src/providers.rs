@@ -281,9 +281,9 @@ mod tests {
     use std::time::Duration;
 
     use rdma_transport::cm::{CmEventKind, ConnectParam};
-    use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
     use rdma_transport::qp::QpAttr;
     use rdma_transport::{CqAttr, ListenParam, PathOptions};
+    use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, TcpNet};
 
     use super::*;
     use crate::seam::poller::{Clock, SystemClock, system_entropy};

@@ -31,8 +31,8 @@ build() { # PROGRAM...
     local program targets=() loom=()
     for program in "$@"; do
         case $program in
-            loom/*) loom=(-p rdma-transport -p rdma-reactor --lib) ;;
-            rdma_transport | rdma_reactor) targets+=(--lib) ;;
+            loom/*) loom=(-p rdma-transport-embedded -p rdma-reactor --lib) ;;
+            rdma_transport | rdma_transport_* | rdma_reactor) targets+=(--lib) ;;
             *) targets+=(--test "$program") ;;
         esac
     done

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdma_transport::conformance::{Deviation, Environment, Factory, Need, System};
-use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy};
 use rdma_transport::provider::Provider;
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy};
 
 use crate::forward::Forward;
 use crate::gate::Gate;

@@ -24,7 +24,7 @@ impl<P: Provider> Exchanged<P> {
 #[cfg(feature = "verbs")]
 #[must_use]
 pub fn provider() -> Box<dyn Provider> {
-    let verbs = rdma_transport::verbs::Verbs::open().expect("a device");
+    let verbs = rdma_transport_verbs::Verbs::open().expect("a device");
     Box::new(Exchanged(verbs.with_entropy(rdma_reactor::system_entropy())))
 }
 

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{net::IpAddr, net::SocketAddr, ops::Range, time::Instant};
 
 use rdma_transport::roles::*;
-use rdma_transport::{slab::Key, slab::Slab, soft::cq::CompletionQueues, soft::keys::KeyTable, soft::work_queues::WorkQueues};
-use rdma_transport::*;
+use rdma_transport::{slab::Key, slab::Slab, *};
+use rdma_transport_embedded::soft::{cq::CompletionQueues, keys::KeyTable, work_queues::WorkQueues};
 
 const NAME: &str = "loopback";
 const DEVICE: DeviceId = DeviceId(0);

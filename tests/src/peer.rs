@@ -8,17 +8,17 @@ use std::time::Instant;
 
 use rdma_transport::cm::ListenParam;
 use rdma_transport::cq::CqAttr;
-use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
-use rdma_transport::iwarp::wire::mpa::fpdu_len;
-use rdma_transport::iwarp::wire::{
-    Opcode, ReadRequest, SegmentHeader, Tagged, Terminate, TerminateCause, Untagged, crc32c,
-};
-use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use rdma_transport::wr::SgeList;
 use rdma_transport::{
     Access, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DeviceId, Drive, Memory, MemoryRegion, Provider, QpAttr,
     QpId, RecvWr, WorkCompletion,
 };
+use rdma_transport_embedded::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
+use rdma_transport_embedded::iwarp::wire::mpa::fpdu_len;
+use rdma_transport_embedded::iwarp::wire::{
+    Opcode, ReadRequest, SegmentHeader, Tagged, Terminate, TerminateCause, Untagged, crc32c,
+};
+use rdma_transport_embedded::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 
 use crate::patience::PATIENCE;
 

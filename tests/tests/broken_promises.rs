@@ -11,7 +11,7 @@ use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::{Call, Gate};
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::twice::{Kind, Twice};
-use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, TcpNet};
 
 fn config() -> Config {
     patient(Setup::iwarp().config())

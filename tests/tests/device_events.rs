@@ -23,8 +23,8 @@ use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::{net::SimNet, poller::SimClock, poller::SimPoller};
 use rdma_transport::cm::DisconnectCause;
 use rdma_transport::event::DeviceEventKind;
-use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 use rdma_transport::wc::{Failure, WcStatus};
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig};
 
 /// The virtual time within which the script of all connections must be complete, in ns.
 const PATIENCE: u64 = 30_000 * MS;

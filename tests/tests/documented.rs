@@ -390,6 +390,8 @@ fn is_known(name: &str) -> bool {
     };
     let (base, path) = match path.split_once("::") {
         Some(("transport", path)) => ("transport/src", path),
+        Some(("embedded", path)) => ("transport/embedded/src", path),
+        Some(("verbs", path)) => ("transport/verbs/src", path),
         Some(("tools", path)) => ("examples/tools/src", path),
         Some(("tests", path)) => ("tests/src", path),
         _ => ("reactor/src", path),

@@ -11,11 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_reactor_tests::ends::{ALL, End, Pair, Side};
-use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use rdma_transport::srq::SrqAttr;
-use rdma_transport::verbs::Verbs;
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{Access, DeviceId, DisconnectCause, Provider, RemoteKey, SendFlags, SendOp, WcOpcode, WcStatus};
+use rdma_transport_embedded::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
+use rdma_transport_verbs::Verbs;
 
 const NONE: SendFlags = SendFlags::empty();
 const LARGEST: usize = 16 << 20;

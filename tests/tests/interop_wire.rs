@@ -6,9 +6,9 @@ use std::time::Duration;
 use rdma_reactor_tests::peer::{
     MARGIN, Peer, Region, SEND, Target, fpdu_read, fpdu_tagged, fpdu_untagged, plain, request, seal,
 };
-use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Terminate, TerminateCause as Cause, Untagged};
-use rdma_transport::iwarp::{TcpConfig, TcpNet};
 use rdma_transport::{Access, CmEventKind, DisconnectCause, Provider, WcStatus};
+use rdma_transport_embedded::iwarp::wire::{Opcode, ReadRequest, Tagged, Terminate, TerminateCause as Cause, Untagged};
+use rdma_transport_embedded::iwarp::{TcpConfig, TcpNet};
 
 const REMOTE: Access = Access::REMOTE;
 

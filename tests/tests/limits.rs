@@ -34,8 +34,8 @@ use rdma_reactor_tests::sim::net::SimNet;
 use rdma_reactor_tests::sim::quiet::{Attempts, Node, entropy, network, parts, reactor, step, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
-use rdma_transport::iwarp::wire::Untagged;
-use rdma_transport::iwarp::{Iwarp, IwarpConfig};
+use rdma_transport_embedded::iwarp::wire::Untagged;
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig};
 
 /// The largest number of bytes that precede the payload in a frame.
 const HEADER: u64 = 24;

@@ -6,7 +6,7 @@ use rdma_reactor_tests::contract::{KERNEL, Real};
 use rdma_reactor_tests::device::{Device, RXE, SIW};
 use rdma_transport::conformance::Need;
 use rdma_transport::provider_conformance;
-use rdma_transport::verbs::Verbs;
+use rdma_transport_verbs::Verbs;
 
 fn real(device: Device, missing: &'static [Need]) -> Real {
     Real {

@@ -30,7 +30,7 @@ use rdma_reactor_tests::sim::rng::Rng;
 use rdma_reactor_tests::sim::swarm::{HardwareOptions, MS};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::caps::Features;
-use rdma_transport::iwarp::{Iwarp, IwarpConfig};
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig};
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
 

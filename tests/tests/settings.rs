@@ -1,5 +1,6 @@
-//! Each setting must reach the place where it takes effect. `transport/tests/verbs/settings.rs` reads the same settings back from the queue
-//! pairs of devices.
+//! Each setting must reach the place where it takes effect.
+//! `transport/verbs/tests/verbs/settings.rs` reads the same settings back from the queue pairs of
+//! devices.
 
 use std::cell::Cell;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};

@@ -2,12 +2,12 @@
 
 use proptest::prelude::*;
 use rdma_reactor_tests::pcap::{self, Capture, End, Hole};
-use rdma_transport::iwarp::wire::ddp::{
+use rdma_transport_embedded::iwarp::wire::ddp::{
     READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN,
 };
-use rdma_transport::iwarp::wire::mpa::{CRC_LEN, ENHANCED_LEN, STARTUP_HEADER_LEN, fpdu_len, pad_len};
-use rdma_transport::iwarp::wire::terminate::MAX_TERMINATE_LEN;
-use rdma_transport::iwarp::wire::{
+use rdma_transport_embedded::iwarp::wire::mpa::{CRC_LEN, ENHANCED_LEN, STARTUP_HEADER_LEN, fpdu_len, pad_len};
+use rdma_transport_embedded::iwarp::wire::terminate::MAX_TERMINATE_LEN;
+use rdma_transport_embedded::iwarp::wire::{
     Crc32c, Enhanced, HeaderError, Layer, Opcode, ReadRequest, SegmentHeader, StartupError, StartupHeader, StartupKind,
     Tagged, Terminate, TerminateCause, Untagged, crc32c, header_len,
 };

@@ -11,7 +11,7 @@ if [ "${1:-}" = --release ]; then
     shift
     command=(build --release) what=(-p rdma-reactor-tools "${@/#/--bin=}")
 elif [ -n "${BINDING:-}" ]; then
-    what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" "${@/#/--test=}")
+    what=(-p rdma-transport-verbs -p rdma-reactor-tests --features "$BINDING" "${@/#/--test=}")
 else
     # The requested tests; and conformance and kv, which also build the programs of their packages.
     what=(--workspace --test conformance --test kv)

@@ -37,7 +37,7 @@ pub struct Route {
     pub hop_limit: u8,
     /// The traffic class.
     pub traffic_class: u8,
-    /// The local identifier (LID) of the peer's port on InfiniBand. On the embedded provider ([`crate::iwarp`]), the
+    /// The local identifier (LID) of the peer's port on InfiniBand. On the embedded provider, the
     /// peer's UDP port.
     pub lid: u16,
     /// The service level.
@@ -78,22 +78,24 @@ pub struct Destination {
 pub struct DatagramSource {
     /// The number of the queue pair that sent the datagram.
     pub qp_number: u32,
-    /// The local identifier (LID) of the sender on InfiniBand. On the embedded provider ([`crate::iwarp`]), the UDP
+    /// The local identifier (LID) of the sender on InfiniBand. On the embedded provider, the UDP
     /// port at which the sender itself receives datagrams.
     pub lid: u16,
     /// The service level of the datagram.
     pub service_level: u8,
     /// The path bits of the local identifier at which the datagram arrived. In addition, the highest bit (`GLOBAL`) is
     /// set if the first 40 bytes of the receive are a route header.
-    pub(crate) path_bits: u8,
+    pub path_bits: u8,
 }
 
 impl DatagramSource {
-    pub(crate) const GLOBAL: u8 = 0x80;
+    /// The bit of `path_bits` that is set if the first bytes of the receive are a route header.
+    pub const GLOBAL: u8 = 0x80;
 
     /// Returns true if the first [`GRH_LEN`] bytes of the receive are a route header with the sender's address. Always
     /// true on RoCE.
     #[must_use]
+    #[inline]
     pub const fn has_route_header(self) -> bool {
         self.path_bits & 0x80 != 0
     }

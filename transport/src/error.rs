@@ -147,9 +147,11 @@ fn refusal(bytes: usize, error: &io::Error) -> String {
     if bytes == 0 { "give one byte at least".into() } else { error.to_string() }
 }
 
-/// Returns `Ok` if `value` is in the range `within`, and [`TransportError::OutOfRange`] if not. `range` describes the range in
-/// the error.
-pub(crate) fn in_range(
+/// Checks that `value` is in the range `within`. `range` describes the range in the error.
+///
+/// # Errors
+/// [`TransportError::OutOfRange`], which names `what`.
+pub fn in_range(
     what: &'static str,
     value: impl Into<u64>,
     within: RangeInclusive<u64>,

@@ -33,7 +33,7 @@ bitflags! {
         /// made. A peer keeps its mapping, so the rights cannot be revoked:
         /// [`invalidate`](crate::roles::RemoteKeys::invalidate) and [`restrict`](crate::roles::RemoteKeys::restrict)
         /// refuse the region. The peer can access the pages even after [`deregister`](crate::Provider::deregister).
-        /// Only the embedded provider ([`crate::iwarp`]) has this right.
+        /// Only the embedded provider has this right.
         const DIRECT = 128;
     }
 }

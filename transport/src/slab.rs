@@ -17,6 +17,7 @@ impl Key {
     /// Makes a key from a slot and a generation, for example from a slot and a generation that were stored in a
     /// `wr_id`.
     #[must_use]
+    #[inline]
     pub const fn new(slot: u32, generation: u32) -> Self {
         Self { slot, generation }
     }
@@ -24,12 +25,14 @@ impl Key {
     /// Returns the index of the slot. After the object is removed, another object may use the slot, with another
     /// generation.
     #[must_use]
+    #[inline]
     pub const fn slot(self) -> u32 {
         self.slot
     }
 
     /// Returns the generation of the object in the slot.
     #[must_use]
+    #[inline]
     pub const fn generation(self) -> u32 {
         self.generation
     }

@@ -38,6 +38,7 @@ pub enum WcStatus {
 impl WcStatus {
     /// Returns true for [`WcStatus::Success`].
     #[must_use]
+    #[inline]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Success)
     }
@@ -71,6 +72,7 @@ pub struct Failure {
 }
 
 impl From<WcStatus> for Failure {
+    #[inline]
     fn from(status: WcStatus) -> Self {
         Self { status, vendor_error: 0 }
     }
@@ -108,7 +110,7 @@ pub enum WcOpcode {
 impl WcOpcode {
     /// Returns true if the opcode is that of a receive.
     #[inline]
-    pub(crate) const fn is_receive(self) -> bool {
+    pub const fn is_receive(self) -> bool {
         matches!(self, Self::Recv | Self::RecvWriteWithImmediate)
     }
 }

@@ -32,6 +32,7 @@ impl SgeList {
     ///
     /// # Errors
     /// Returns `sge` if the list is full.
+    #[inline]
     pub fn push(&mut self, sge: Sge) -> Result<(), Sge> {
         let slot = self.items.get_mut(usize::from(self.len)).ok_or(sge)?;
         *slot = sge;
@@ -56,7 +57,7 @@ impl SgeList {
     /// Calls `each` with entries for the bytes `offset..offset + len` of the list, where the offset counts over all
     /// entries. If these bytes are in several entries, `each` is called once for each of these entries.
     #[inline]
-    pub(crate) fn visit(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
+    pub fn visit(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
         for sge in self.as_slice() {
             if len == 0 {
                 return;
@@ -100,9 +101,9 @@ pub struct RemoteAddress {
     pub key: RemoteKey,
 }
 
-/// The operation of a send work request.
+/// The operation of a send work request. A provider decides about each, so a new one is a change of
+/// the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum SendOp {
     /// Sends a message, which consumes the peer's next posted receive.
     Send,

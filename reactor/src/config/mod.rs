@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rdma_transport::caps::Moderation;
-use rdma_transport::iwarp::{IpNet, IwarpConfig, SharedMemoryPolicy};
+use rdma_transport_embedded::iwarp::{IpNet, IwarpConfig, SharedMemoryPolicy};
 
 pub use self::completions::CompletionSettings;
 pub use self::large::LargeMessageSettings;

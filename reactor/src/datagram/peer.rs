@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use log::Level;
 use rdma_transport::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use rdma_transport::datagram::{AddressId, DatagramPeer, Destination, QUEUE_KEY};
-use rdma_transport::iwarp;
 use rdma_transport::provider::Provider;
 use rdma_transport::roles::Datagrams;
 use rdma_transport::slab::Key;
+use rdma_transport_embedded::iwarp;
 
 use super::endpoints::{DATAGRAMS, EndpointEvent, EndpointPeer, EndpointToken, Endpoints, PeerLookup};
 use super::{Origin, PeerId};

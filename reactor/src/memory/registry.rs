@@ -536,8 +536,8 @@ fn new_shared(bytes: usize) -> io::Result<Memory> {
 
 #[cfg(test)]
 mod tests {
-    use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
     use rdma_transport::provider::DeviceId;
+    use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, TcpNet};
 
     use super::*;
     use crate::id::ReactorTag;

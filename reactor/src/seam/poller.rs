@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Token};
-pub use rdma_transport::iwarp::Entropy;
+pub use rdma_transport_embedded::iwarp::Entropy;
 
 use super::wake::Wake;
 

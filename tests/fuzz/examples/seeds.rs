@@ -18,7 +18,7 @@ use rdma_reactor_tools::mesh::hello::{Hello as Rank, Purpose};
 use rdma_reactor_tools::pingpong;
 use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
-use rdma_transport::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
+use rdma_transport_embedded::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
 
 /// The length to which a recorded stream is truncated before it is written as a seed of the target `cuts`, in bytes.
 const LONGEST: usize = 4000;

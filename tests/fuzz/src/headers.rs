@@ -1,9 +1,9 @@
 //! The fuzz target of the headers of DDP and RDMAP, and of the payloads that follow these headers.
 
-use rdma_transport::iwarp::wire::atomic::{emit_response, parse_response};
-use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
-use rdma_transport::iwarp::wire::terminate::MAX_TERMINATE_LEN;
-use rdma_transport::iwarp::wire::{
+use rdma_transport_embedded::iwarp::wire::atomic::{emit_response, parse_response};
+use rdma_transport_embedded::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
+use rdma_transport_embedded::iwarp::wire::terminate::MAX_TERMINATE_LEN;
+use rdma_transport_embedded::iwarp::wire::{
     AtomicRequest, HeaderError, Quote, ReadRequest, SegmentHeader, Terminate, header_len,
 };
 

@@ -7,6 +7,7 @@
 // this crate is empty when it is built for unit tests.
 #![cfg(not(test))]
 
+mod conversations;
 mod handshake;
 mod headers;
 mod messages;
@@ -19,7 +20,6 @@ use std::path::PathBuf;
 
 use rdma_reactor_tests::sim::hostile::play;
 use rdma_transport::planted;
-use rdma_transport_fuzz::exchange::fuzz as verbs;
 use rdma_transport_fuzz::iwarp::fuzz as iwarp;
 
 pub use self::handshake::{handshake_psk, handshake_tls};
@@ -29,11 +29,15 @@ pub use self::programs::programs;
 pub use self::records::{records_psk, records_tls};
 pub use self::stream::stream;
 
-// Parts of the reactor without a public name. They are compiled as a part of this crate, so that the reactor need not export them.
+// Parts of the provider of devices and of the reactor without a public name. They are compiled as a
+// part of this crate, so that those need not export them.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../reactor/src/error.rs"]
 mod error;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../transport/verbs/src/exchange/mod.rs"]
+mod exchange;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../reactor/src/conn/frame.rs"]
 mod frame;
@@ -98,7 +102,7 @@ pub fn cuts(octets: &[u8]) {
 /// Fuzzes the exchange, which sets up connections over a TCP stream instead of rdma_cm: the parser of its messages, and a conversation with
 /// a peer that sends any bytes.
 pub fn exchange(bytes: &[u8]) {
-    verbs::exchange(bytes);
+    conversations::exchange(bytes);
 }
 
 /// Fuzzes datagrams of the embedded provider on a network that loses, duplicates, damages and delays packets.

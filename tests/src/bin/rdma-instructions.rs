@@ -264,7 +264,16 @@ const LAYERS: [(&str, &[&str]); 7] = [
     // The first name is the function that calls `Reactor::turn`. The compiler inlines `Reactor::turn` into that function, so both names
     // belong to this layer.
     ("turn", &["rdma_reactor_tests::steady::turn", "rdma_reactor::turn::"]),
-    ("provider", &["rdma_transport::", "crc_fast::", "rdma_reactor_tests::null::"]),
+    (
+        "provider",
+        &[
+            "rdma_transport::",
+            "rdma_transport_embedded::",
+            "rdma_transport_verbs::",
+            "crc_fast::",
+            "rdma_reactor_tests::null::",
+        ],
+    ),
     ("callbacks", &["rdma_reactor_tests::"]),
     ("driver", &["rdma_reactor::driver::"]),
     ("connection", &["rdma_reactor::conn::"]),

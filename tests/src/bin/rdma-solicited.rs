@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rdma_reactor_tests::ends::{End, Pair};
-use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
-use rdma_transport::verbs::Verbs;
 use rdma_transport::{Channel, Drive, Features, Notify, Provider, SendFlags, SendOp, WcOpcode};
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, TcpNet};
+use rdma_transport_verbs::Verbs;
 
 /// The length in bytes of a message, and of each side's memory.
 const SIZE: usize = 64;

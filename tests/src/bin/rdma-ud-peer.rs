@@ -16,11 +16,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rdma_transport::datagram::{Destination, GRH_LEN, Route};
-use rdma_transport::iwarp::{Iwarp, IwarpConfig, ROCE_PORT, TcpNet};
 use rdma_transport::roles::Datagrams;
 use rdma_transport::{
     CqAttr, CqId, DeviceId, Drive, QpAttr, QpId, SendFlags, SendOp, Station, WcOpcode, WcStatus, WorkCompletion,
 };
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, ROCE_PORT, TcpNet};
 
 /// The Q_Key of both queue pairs.
 const QUEUE_KEY: u32 = 0x1111_1111;

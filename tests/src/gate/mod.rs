@@ -17,9 +17,10 @@ use rdma_transport::mem::Memory;
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wc::Failure as WorkFailure;
 
-/// A kind of call that can fail. There are calls of [`Provider`](rdma_transport::provider::Provider), calls of
-/// [`Net`](rdma_transport::iwarp::net::Net) (with names that begin with `Net`), and calls of [`Poller`](rdma_reactor::Poller). The
-/// callbacks of a program fail by a panic.
+/// A kind of call that can fail. There are calls of
+/// [`Provider`](rdma_transport::provider::Provider), calls of
+/// [`Net`](rdma_transport_embedded::iwarp::net::Net) (with names that begin with `Net`), and calls
+/// of [`Poller`](rdma_reactor::Poller). The callbacks of a program fail by a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "named as the calls")]
 pub enum Call {

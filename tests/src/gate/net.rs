@@ -6,8 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use rdma_transport::iwarp::net::{LocalSockets, Net, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
-use rdma_transport::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
+use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
+use rdma_transport::sockets::Interface;
+use rdma_transport_embedded::iwarp::net::{
+    LocalSockets, Net, NetChannel, PacketSockets, Ready, SocketId, StreamSockets,
+};
+use rdma_transport_embedded::packets::Packets;
 
 use super::{Call, Gate};
 

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
-use rdma_transport::iwarp::net::SocketId;
-use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
 use rdma_transport::mem::{Memory, Sharing};
-use rdma_transport::shm::segment::{self, CALL, CAPACITY, HALF, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
-use rdma_transport::shm::{MappedSegment, Segment, SegmentPayload, Words};
+use rdma_transport_embedded::iwarp::net::SocketId;
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
+use rdma_transport_embedded::shm::segment::{self, CALL, CAPACITY, HALF, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
+use rdma_transport_embedded::shm::{MappedSegment, Segment, SegmentPayload, Words};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::transport::mr::Access;
 use rdma_reactor::{ConnectError, ConnectionId, Context, DisconnectReason, Handler, Security, Wait};
-use rdma_transport::iwarp::net::SocketId;
-use rdma_transport::shm::segment::{CAPACITY, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
-use rdma_transport::shm::{MappedSegment, Words};
+use rdma_transport_embedded::iwarp::net::SocketId;
+use rdma_transport_embedded::shm::segment::{CAPACITY, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
+use rdma_transport_embedded::shm::{MappedSegment, Words};
 use rustix::fs::{MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
 

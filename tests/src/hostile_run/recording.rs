@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use rdma_transport::iwarp::wire::mpa::fpdu_len;
+use rdma_transport_embedded::iwarp::wire::mpa::fpdu_len;
 
 use super::Result;
 use super::credentials::Credentials;

@@ -11,9 +11,9 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_reactor::ConnectionStats;
-use rdma_transport::iwarp::SharedMemoryPolicy;
-use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::slab::{Key, Slab};
+use rdma_transport_embedded::iwarp::SharedMemoryPolicy;
+use rdma_transport_embedded::iwarp::net::NetChannel;
 
 use super::hardware::Hardware;
 use super::local::View;
@@ -105,7 +105,7 @@ pub enum Script {
 pub(super) struct ChannelState {
     /// The sockets with new readiness, in the order of their edges.
     pub(super) ready: VecDeque<Key>,
-    /// True if [`rdma_transport::iwarp::net::StreamSockets::wake`] was called.
+    /// True if [`rdma_transport_embedded::iwarp::net::StreamSockets::wake`] was called.
     pub(super) wake: bool,
     /// The token with which the reactor's poller has registered the channel.
     pub(super) token: Option<usize>,

@@ -18,7 +18,6 @@ use std::time::Instant;
 
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use rdma_transport::cq::{CqAttr, Notify};
-use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
 use rdma_transport::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
@@ -31,6 +30,7 @@ use rdma_transport::slab::Key;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp, SendWr, SgeList};
 use rdma_transport::{Result, TransportError};
+use rdma_transport_embedded::iwarp::net::NetChannel;
 
 use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;

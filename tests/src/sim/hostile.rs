@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Wait};
-use rdma_transport::iwarp::net::{NetChannel, SocketId, StreamSockets};
-use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Untagged};
 use rdma_transport::mem::{RecvSlice, SendSlice};
+use rdma_transport_embedded::iwarp::net::{NetChannel, SocketId, StreamSockets};
+use rdma_transport_embedded::iwarp::wire::{Opcode, ReadRequest, Tagged, Untagged};
 
 use super::fabric::{Shared, lock};
 use super::net::SimNet;

@@ -11,11 +11,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::mem::{Memory, Span};
-use rdma_transport::shm::segment::{CALL, HALF, HEAD, TAIL};
-use rdma_transport::shm::{Segment, SegmentPayload, Words};
 use rdma_transport::slab::Key;
+use rdma_transport_embedded::iwarp::net::NetChannel;
+use rdma_transport_embedded::shm::segment::{CALL, HALF, HEAD, TAIL};
+use rdma_transport_embedded::shm::{Segment, SegmentPayload, Words};
 
 use super::fabric::{Event, Fabric, Shared, lock};
 use super::tcp::{Kind, address};

@@ -10,8 +10,8 @@ use rdma_reactor::{
     Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, PeerViolation,
     SecurityMode, SendId, Wait,
 };
-use rdma_transport::iwarp::wire::crc32c;
-use rdma_transport::iwarp::wire::mpa::fpdu_len;
+use rdma_transport_embedded::iwarp::wire::crc32c;
+use rdma_transport_embedded::iwarp::wire::mpa::fpdu_len;
 
 use super::fabric::lock;
 use super::quiet::{Node, network_of, reactor, step};

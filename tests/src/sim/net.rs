@@ -4,9 +4,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use rdma_transport::iwarp::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
-use rdma_transport::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
+use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
+use rdma_transport::sockets::Interface;
+use rdma_transport_embedded::iwarp::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
+use rdma_transport_embedded::packets::Packets;
 
 use super::fabric::{Shared, index, lock};
 use super::local::{SimSegment, bind};

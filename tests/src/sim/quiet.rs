@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdma_reactor::aio::AsyncReactor;
 use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Error, Handler, Message, Parts, Reactor};
-use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy};
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy};
 
 use super::fabric::{Fabric, Shared, lock};
 use crate::forward::Forward;

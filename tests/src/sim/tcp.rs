@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr};
 
-use rdma_transport::iwarp::net::{NetChannel, Ready};
 use rdma_transport::mem::{RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
+use rdma_transport_embedded::iwarp::net::{NetChannel, Ready};
 
 use super::fabric::{Event, Fabric, disturbed, index};
 use super::local::Local;

@@ -15,7 +15,6 @@ use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, 
 use rdma_transport::cq::{CqAttr, Notify};
 use rdma_transport::error::{Result, TransportError};
 use rdma_transport::event::AsyncEvent;
-use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
 use rdma_transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
@@ -28,6 +27,7 @@ use rdma_transport::slab::Key;
 use rdma_transport::srq::SrqAttr;
 use rdma_transport::wc::WorkCompletion;
 use rdma_transport::wr::{RecvWr, RemoteAddress, SendWr, Sge};
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig};
 
 use super::fabric::Shared;
 use super::net::{SimNet, descriptor};

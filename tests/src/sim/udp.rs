@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_transport::iwarp::net::{NetChannel, Ready};
-use rdma_transport::mem::{Interface, Packets};
 use rdma_transport::slab::Key;
+use rdma_transport::sockets::Interface;
+use rdma_transport_embedded::iwarp::net::{NetChannel, Ready};
+use rdma_transport_embedded::packets::Packets;
 
 use super::fabric::{Event, Fabric};
 use super::tcp::{Kind, address, node_of};

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdma_reactor::{Config, Context, Parts, Reactor, SecurityMode, Stats, Wait};
-use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, SharedMemoryPolicy};
 use rdma_transport::provider::Provider;
+use rdma_transport_embedded::iwarp::{CrcPolicy, Iwarp, IwarpConfig, SharedMemoryPolicy};
 
 use crate::conformance::harness::at_home;
 use crate::identities::security;

@@ -45,8 +45,8 @@ const WIRE: [&str; 7] = [
     "docs/wireshark/",
     "reactor/src/conn/frame.rs",
     "reactor/src/conn/greeting.rs",
-    "transport/src/iwarp/",
-    "transport/src/roce/",
+    "transport/embedded/src/iwarp/",
+    "transport/embedded/src/roce/",
     "tests/tests/wire.rs",
 ];
 
@@ -349,7 +349,7 @@ fn plain_english_is_not_found() {
         assert_eq!(faults_of(good), [""; 0], "{good}");
     }
     let wire = "// The first 4 octets.";
-    assert_eq!(source("transport/src/iwarp/wire/mpa.rs", &text::source(wire), wire), [""; 0]);
+    assert_eq!(source("transport/embedded/src/iwarp/wire/mpa.rs", &text::source(wire), wire), [""; 0]);
     let code = format!("const A: &str = \"{}\";", "word ".repeat(30));
     assert_eq!(faults_of(&code), [""; 0], "the formatter judges code");
 }

@@ -584,7 +584,7 @@ struct Warnings(Mutex<Vec<(String, String)>>);
 
 impl log::Log for Warnings {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        const TARGETS: [&str; 3] = ["rdma_reactor::conn::", "rdma_reactor::api::", "rdma_transport::iwarp::"];
+        const TARGETS: [&str; 3] = ["rdma_reactor::conn::", "rdma_reactor::api::", "rdma_transport_embedded::iwarp::"];
         metadata.level() <= log::Level::Warn && TARGETS.iter().any(|target| metadata.target().starts_with(target))
     }
     fn log(&self, record: &log::Record<'_>) {

@@ -16,10 +16,12 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Instant;
 
 use rdma_reactor_tests::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, request, seal};
-use rdma_transport::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
-use rdma_transport::iwarp::wire::{Opcode, ReadRequest, SegmentHeader, Tagged, TerminateCause as Cause, Untagged};
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{RemoteKey, SendFlags, SendOp};
+use rdma_transport_embedded::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
+use rdma_transport_embedded::iwarp::wire::{
+    Opcode, ReadRequest, SegmentHeader, Tagged, TerminateCause as Cause, Untagged,
+};
 use target::{MEMORY, Outcome, PATIENCE, Target};
 
 /// The expected answer of `siw` to a script of bytes.

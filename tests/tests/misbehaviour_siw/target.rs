@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor_tests::ends::End;
 use rdma_reactor_tests::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, plain, request};
-use rdma_transport::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
-use rdma_transport::iwarp::wire::mpa::fpdu_len;
-use rdma_transport::iwarp::wire::{Opcode, ReadRequest, SegmentHeader, Tagged, Terminate, Untagged};
-use rdma_transport::iwarp::{Iwarp, TcpNet};
-use rdma_transport::verbs::Verbs;
 use rdma_transport::{CmEventKind, CmId, ConnectParam};
+use rdma_transport_embedded::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
+use rdma_transport_embedded::iwarp::wire::mpa::fpdu_len;
+use rdma_transport_embedded::iwarp::wire::{Opcode, ReadRequest, SegmentHeader, Tagged, Terminate, Untagged};
+use rdma_transport_embedded::iwarp::{Iwarp, TcpNet};
+use rdma_transport_verbs::Verbs;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const MEMORY: usize = 1 << 20;

@@ -51,7 +51,7 @@ fn places(source: &Source) -> Places {
 }
 
 /// Returns a line for each name that several types have. The line has the places of these types. It begins with the name of their crate, or
-/// with `public` if public types of both libraries have the name.
+/// with `public` if public types of the libraries have the name.
 pub(crate) fn doubles(crates: &[(&str, &Source)]) -> Vec<String> {
     let (mut doubles, mut public) =
         (BTreeMap::<String, Vec<String>>::new(), BTreeMap::<String, Vec<Vec<String>>>::new());

@@ -32,6 +32,8 @@ fn is_found(finder: &str, files: &[(String, String)]) -> bool {
     let (program, filter) = finder.split_once(' ').unwrap_or((finder, ""));
     let folders = match program.trim_start_matches("loom/") {
         "rdma_transport" => vec!["transport/src/".to_owned()],
+        "rdma_transport_embedded" => vec!["transport/embedded/src/".to_owned()],
+        "rdma_transport_verbs" => vec!["transport/verbs/src/".to_owned()],
         "rdma_reactor" => vec!["reactor/src/".to_owned()],
         program => {
             vec![format!("tests/tests/{program}.rs"), format!("tests/tests/{program}/"), "tests/src/".to_owned()]

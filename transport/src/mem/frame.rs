@@ -5,7 +5,7 @@ use super::Sge;
 
 /// Appends `header`, then `bytes`, then `zeros` zero bytes.
 #[inline]
-pub(crate) fn append_bytes<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], bytes: &[u8], zeros: usize) {
+pub fn append_bytes<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], bytes: &[u8], zeros: usize) {
     // SAFETY: `append` has reserved memory for the bytes at `to`. This memory is past the end of the vector, so it
     // does not overlap `bytes`.
     append(out, header, bytes.len(), zeros, |to| unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) });
@@ -13,7 +13,7 @@ pub(crate) fn append_bytes<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], 
 
 /// Appends `header`, then a copy of the bytes of `entry`, then `zeros` zero bytes.
 #[inline]
-pub(crate) fn append_entry<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], entry: &Sge, zeros: usize) {
+pub(super) fn append_entry<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], entry: &Sge, zeros: usize) {
     // SAFETY: the entry has this number of bytes, and `append` has reserved memory for them at `to`.
     append(out, header, entry.len(), zeros, |to| unsafe { entry.copy(to, entry.len()) });
 }
@@ -38,6 +38,7 @@ fn append<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], len: usize, zeros
 mod tests {
     use super::*;
     use crate::mem::Memory;
+    use crate::mem::test_memory::TestMemory;
 
     #[test]
     fn a_frame_is_its_header_its_bytes_and_zeros() {

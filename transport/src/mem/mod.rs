@@ -4,20 +4,16 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`Memory`]: pages or a vector, and copies that may race with other accesses |
+//! | `access.rs` | [`EntryAccess`]: the use of entries by a provider |
 //! | `foreign.rs` | memory in a memory file, and memory that the program has allocated itself |
 //! | `sge.rs` | [`Sge`]: an entry of a work request, with a promise about the other users of its bytes |
 //! | `span.rs` | parts of a memory that peers may use at the same time |
 //! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
-//! | `passing.rs` | sending a descriptor to another process, and the user id of that process |
 //! | `frame.rs` | appending a frame (header, payload, padding) to a vector |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
-//! | `options.rs` | options of sockets whose value is a number |
-//! | `packets.rs` | [`Packets`]: UDP packets in batches |
-//! | `interfaces.rs` | the network interface that has an address |
 //! | `words.rs` | copies by atomic operations |
 //!
-//! All unsafe code of the embedded provider ([`crate::iwarp`]) is in this folder. It keeps one rule: at any time, each
-//! aligned word of 8 bytes of a [`Memory`] is used in one of two ways.
+//! At any time, each aligned word of 8 bytes of a [`Memory`] is used in one of two ways.
 //!
 //! - *Exclusive use.* The word has one user: a reference of the program, or a work request whose entry is from
 //!   [`Sge::new`]. It may have several such users while all of them only read it. Making the reference or the entry is
@@ -37,31 +33,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::mr::LocalKey;
 
+mod access;
 mod foreign;
-pub(crate) mod frame;
-mod interfaces;
+pub mod frame;
 mod iovec;
-mod options;
-mod packets;
-mod passing;
 mod sge;
 mod shared;
 mod span;
 mod words;
 
-pub use interfaces::Interface;
-pub(crate) use interfaces::interface_of;
+pub use access::EntryAccess;
 pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
-pub(crate) use options::limit_retransmission_timeout;
-#[cfg(test)]
-pub(crate) use options::longest_retransmission_timeout;
-pub use packets::Packets;
-pub(crate) use packets::{prepare_for_packets, receive_packets, send_packets, take_network_error};
-pub(crate) use passing::stop_receiving;
-pub use passing::{peer_user, receive_with_descriptor, send_with_descriptor};
 pub use sge::Sge;
-#[cfg(any(all(test, not(loom_model)), fuzz_targets))]
-pub(crate) use shared::HostileFile;
 pub use shared::{Sharing, Window};
 pub use span::Span;
 
@@ -106,8 +89,10 @@ pub fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Rounds `len` up to a multiple of `page`. Returns 0 if the result would overflow.
-pub(crate) fn in_pages(len: usize, page: usize) -> usize {
+/// Rounds `len` bytes up to a multiple of `page`, the size of a page in bytes. Returns 0 if the
+/// result would overflow.
+#[must_use]
+pub fn in_pages(len: usize, page: usize) -> usize {
     len.checked_next_multiple_of(page).unwrap_or(0)
 }
 
@@ -208,6 +193,7 @@ impl Memory {
 
     /// Returns the length, in bytes.
     #[must_use]
+    #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -221,6 +207,7 @@ impl Memory {
     /// Returns the address of the first byte. A program that accesses the bytes through this pointer must keep the rule
     /// of the [module](self).
     #[must_use]
+    #[inline]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -251,9 +238,9 @@ impl Memory {
     /// Returns the word at `offset`, on which the program can use loads, stores and atomic operations. Returns `None`
     /// if `offset` is not a multiple of 8 or the word is not inside the memory.
     ///
-    /// The value is in the byte order of this machine. Atomic operations of a peer of the embedded provider
-    /// ([`crate::iwarp`]) are also atomic with respect to this reference. On other devices, a peer's atomic operations
-    /// may not be atomic with respect to this reference ([`crate::Features::ATOMICS`]).
+    /// The value is in the byte order of this machine. Atomic operations of a peer of the embedded
+    /// provider are also atomic with respect to this reference. On other devices, a peer's atomic
+    /// operations may not be atomic with respect to this reference ([`crate::Features::ATOMICS`]).
     #[must_use]
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
@@ -311,37 +298,15 @@ impl Drop for Memory {
     }
 }
 
-/// Shorthands for the tests of this crate. These tests post an entry only while its memory exists.
-#[cfg(any(test, fuzz_targets))]
-impl Memory {
-    /// Makes an entry with [`Sge::new`]: while it is posted, nothing but the provider may use its bytes.
-    pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
-        let base = self.span(offset, len).expect("a part of the memory").base();
-        // SAFETY: the bytes are inside the memory. The test does not use them while a work request with the entry is
-        // posted.
-        unsafe { Sge::new(base, len as u32, LocalKey(0)) }
-    }
-
-    /// Makes an entry with [`Memory::shared_entry`]: while it is posted, its bytes may have other users.
-    pub(crate) fn shared_sge(&self, offset: usize, len: usize) -> Sge {
-        // SAFETY: the test uses the memory by the functions of `Memory` only.
-        unsafe { self.shared_entry(offset..offset + len, LocalKey(0)) }.expect("a part of the memory")
-    }
-
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(self.copy_in(offset, bytes));
-    }
-
-    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        let mut out = vec![0; len];
-        assert!(self.copy_out(offset, &mut out));
-        out
-    }
-}
+#[cfg(test)]
+mod hostile_file;
+#[cfg(test)]
+mod test_memory;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::test_memory::TestMemory;
 
     /// Returns the entry of `/proc/self/smaps` for the mapping of a memory.
     #[cfg(not(any(fuzzing, heap_memory)))]

@@ -13,8 +13,8 @@ use crate::mr::LocalKey;
 /// There are two kinds of entries. They differ in the users that the bytes may have, besides the provider, while a work
 /// request with the entry is posted:
 ///
-/// - [`Sge::new`]: none. The embedded provider ([`crate::iwarp`]) copies the bytes with plain accesses, and sends large
-///   payloads without a copy.
+/// - [`Sge::new`]: none. The embedded provider copies the bytes with plain accesses, and sends
+///   large payloads without a copy.
 /// - [`super::Memory::shared_entry`]: peers, and the program through the functions of [`super::Memory`]. The embedded
 ///   provider copies the bytes with atomic operations. If the payload has a CRC, it sends a copy, so that the CRC
 ///   matches the sent bytes.
@@ -35,6 +35,7 @@ const SHARED: u32 = 1 << 31;
 const CHUNK: usize = 4096;
 
 impl Default for Sge {
+    #[inline]
     fn default() -> Self {
         Self { base: NonNull::dangling(), len: 0, key: LocalKey(0) }
     }
@@ -172,19 +173,28 @@ impl Sge {
         self.fill(bytes);
     }
 
-    // The following functions are for the embedded provider. It calls them only for entries of work requests that were
-    // posted to it and are not done.
+    /// Returns an entry for the same bytes, with another key.
+    ///
+    /// # Safety
+    /// The promise of the function that made the entry holds for the new key, too.
+    #[must_use]
+    #[inline]
+    pub const unsafe fn with_key(self, key: LocalKey) -> Self {
+        Self { key, ..self }
+    }
+
+    // The following functions are for providers, which have them from `EntryAccess`.
 
     /// Copies the bytes to `out`. Copies fewer bytes if `out` is shorter.
     #[inline]
-    pub(crate) fn copy_to(&self, out: &mut [u8]) {
+    pub(super) fn copy_to(&self, out: &mut [u8]) {
         // SAFETY: the entry and `out` have at least this number of bytes.
         unsafe { self.copy(out.as_mut_ptr(), self.len().min(out.len())) };
     }
 
     /// Appends a copy of the bytes to `out`.
     #[inline]
-    pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
+    pub(super) fn append_to(&self, out: &mut Vec<u8>) {
         let (start, len) = (out.len(), self.len());
         out.reserve(len);
         // SAFETY: the vector has reserved `len` bytes past its end, and they are written before `set_len` includes
@@ -216,7 +226,7 @@ impl Sge {
 
     /// Copies `bytes` to the start of the entry. Copies fewer bytes if the entry is shorter.
     #[inline]
-    pub(crate) fn fill(&self, bytes: &[u8]) {
+    pub(super) fn fill(&self, bytes: &[u8]) {
         let len = self.len().min(bytes.len());
         // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` belongs to a posted receive or
         // read, so nothing but the provider uses the bytes until that work request completes. The provider holds no
@@ -234,12 +244,13 @@ impl Sge {
     /// Copies the bytes of `from` to the start of the entry. Copies fewer bytes if the entry is shorter. Other users
     /// may write `from` at the same time.
     #[inline]
-    pub(crate) fn fill_from(&self, from: Span<'_>) {
+    pub(super) fn fill_from(&self, from: Span<'_>) {
         let len = self.len().min(from.len());
-        // SAFETY: the entry's bytes are valid, and no reference to them exists, by the promise of `new` or
-        // `shared_entry`. The bytes of `from` are a part of a borrowed `Memory` that the provider has mapped itself, so
-        // they do not overlap the entry. Only atomic operations, devices and the kernel use them, and the bytes of an
-        // entry of `shared_entry`.
+        // SAFETY: the entry's bytes are valid, and no reference to them exists, by the promise of
+        // `new` or `shared_entry`. The bytes of `from` are a part of a borrowed `Memory`. Only
+        // atomic operations, devices and the kernel use them, and the bytes of an entry of
+        // `shared_entry`. Nothing but this call uses those of an entry of `new`, so they do not
+        // overlap `from`.
         unsafe {
             if self.is_shared() {
                 words::transfer(from.base(), self.base, len);
@@ -254,9 +265,10 @@ impl Sge {
     #[inline]
     pub(super) fn store_into(&self, to: NonNull<u8>, most: usize) {
         let len = self.len().min(most);
-        // SAFETY: the entry's bytes are valid by the promise of `new` or `shared_entry`. During this call nothing
-        // changes the bytes of an entry of `new`. The bytes of an entry of `shared_entry`, and those at `to`, are a
-        // part of a `Memory`. The provider has mapped the memory at `to` itself, so it does not overlap the entry.
+        // SAFETY: the entry's bytes are valid by the promise of `new` or `shared_entry`. During
+        // this call nothing changes the bytes of an entry of `new`. The bytes of an entry of
+        // `shared_entry`, and those at `to`, are a part of a `Memory`. Nothing else uses the bytes
+        // of an entry of `new`, so they do not overlap those at `to`.
         unsafe {
             if self.is_shared() {
                 words::transfer(self.base, to, len);
@@ -269,7 +281,7 @@ impl Sge {
     /// Calls `each` with the bytes of the entry, in order. If nothing may change the bytes, `each` gets all of them in
     /// place, in one call. Otherwise `each` gets copies of consecutive parts.
     #[inline]
-    pub(crate) fn visit(&self, mut each: impl FnMut(&[u8])) {
+    pub(super) fn visit(&self, mut each: impl FnMut(&[u8])) {
         if self.is_shared() {
             // SAFETY: the bytes are a part of a `Memory` by the promise of `shared_entry`.
             return unsafe { visit_copies(self.base, self.len(), each) };
@@ -281,14 +293,14 @@ impl Sge {
 
     /// Returns the bytes as a buffer for a send call.
     #[inline]
-    pub(crate) fn send_slice(&self) -> SendSlice<'_> {
+    pub(super) fn send_slice(&self) -> SendSlice<'_> {
         // SAFETY: the bytes are valid by the promise of the entry until its work request is done.
         unsafe { SendSlice::from_parts(self.base, self.len(), self.is_shared()) }
     }
 
     /// Returns the bytes as a buffer for a receive call.
     #[inline]
-    pub(crate) fn receive_slice(&self) -> RecvSlice<'_> {
+    pub(super) fn receive_slice(&self) -> RecvSlice<'_> {
         // SAFETY: the bytes are valid by the promise of the entry until its work request is done.
         unsafe { RecvSlice::from_parts(self.base, self.len(), self.is_shared()) }
     }
@@ -308,14 +320,6 @@ pub(super) unsafe fn visit_copies(base: NonNull<u8>, len: usize, mut each: impl 
         unsafe { words::load(base.add(done), copy.as_mut_ptr(), now) };
         each(&copy[..now]);
         done += now;
-    }
-}
-
-#[cfg(any(test, fuzz_targets))]
-impl Sge {
-    /// Returns an entry for the same bytes, with another key.
-    pub(crate) fn with_key(self, key: LocalKey) -> Self {
-        Self { key, ..self }
     }
 }
 

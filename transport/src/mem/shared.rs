@@ -85,7 +85,9 @@ impl Memory {
     }
 
     /// Returns true if the memory is lent ([`Sharing::Lent`]).
-    pub(crate) const fn is_lent(&self) -> bool {
+    #[inline]
+    #[must_use]
+    pub const fn is_lent(&self) -> bool {
         matches!(self.backing, Backing::Lent(..))
     }
 
@@ -192,26 +194,33 @@ impl Window {
     }
 
     /// Returns the length of the mapping, in bytes.
-    pub(crate) const fn len(&self) -> usize {
+    #[allow(clippy::len_without_is_empty, reason = "no window is empty")]
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
         self.memory.len()
     }
 
     /// Returns true if the other process can remove pages of the file.
-    pub(crate) const fn is_lent(&self) -> bool {
+    #[inline]
+    #[must_use]
+    pub const fn is_lent(&self) -> bool {
         self.memory.is_lent()
     }
 
     /// Returns an upper bound of the bytes of a lent file that this process is charged for, because
     /// the peer had removed them when [`Window::fetch`] read them. Pages that this process has
     /// accessed for the first time can count, too.
-    pub(crate) fn charged(&self) -> u64 {
+    #[inline]
+    #[must_use]
+    pub fn charged(&self) -> u64 {
         self.charged.load(Ordering::Relaxed) * page_size() as u64
     }
 
     /// Copies the bytes from `offset` on to an entry. Copies nothing if they are not inside the
     /// window. Counts the pages of a lent file that this process is charged for. Returns their
     /// bytes.
-    pub(crate) fn fetch(&self, offset: usize, to: &Sge) -> u64 {
+    pub(super) fn fetch(&self, offset: usize, to: &Sge) -> u64 {
         let Some(source) = self.memory.span(offset, to.len()) else { return 0 };
         if !self.is_lent() {
             to.fill_from(source);
@@ -228,15 +237,19 @@ impl Window {
     }
 
     /// Returns a part of the window for reading. Returns `None` if the part is not inside the window.
+    ///
+    /// # Safety
+    /// Nothing is written to the part, and no atomic operation uses it: this process may have no
+    /// right to write it.
     #[inline]
-    pub(crate) fn source(&self, offset: usize, len: usize) -> Option<Span<'_>> {
+    pub unsafe fn source(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         self.memory.span(offset, len)
     }
 
     /// Returns a part of the window for writing. Returns `None` if the part is not inside the window, or if the window
     /// is read-only.
     #[inline]
-    pub(crate) fn sink(&self, offset: usize, len: usize) -> Option<Span<'_>> {
+    pub fn sink(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         if self.sharing == Sharing::Read { None } else { self.memory.span(offset, len) }
     }
 }
@@ -335,74 +348,17 @@ fn checked(rc: libc::c_int) -> io::Result<()> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Makes memory files as a hostile peer does.
-#[cfg(any(test, fuzz_targets))]
-#[derive(Debug)]
-pub(crate) struct HostileFile;
-
-#[cfg(any(test, fuzz_targets))]
-impl HostileFile {
-    /// Makes a file whose size is sealed, without pages.
-    pub(crate) fn sparse(len: u64) -> OwnedFd {
-        Self::sealed(len, false, SIZE)
-    }
-
-    /// Makes a file whose size is sealed, with all pages. Holes can be punched into it.
-    pub(crate) fn with_pages(len: u64) -> OwnedFd {
-        Self::sealed(len, true, SIZE)
-    }
-
-    /// Makes a file as a correct peer does: its size is sealed, and its pages stay.
-    #[cfg(not(loom_model))]
-    pub(crate) fn fixed(len: u64) -> OwnedFd {
-        Self::sealed(len, true, SIZE | PAGES)
-    }
-
-    /// Makes a file as a correct peer does that lends it.
-    #[cfg(not(loom_model))]
-    pub(crate) fn lent(len: u64) -> OwnedFd {
-        Self::sealed(len, true, SIZE | libc::F_SEAL_SEAL)
-    }
-
-    /// Returns the number of bytes in pages of a file.
-    #[cfg(test)]
-    pub(crate) fn allocated(file: &OwnedFd) -> u64 {
-        stat(file).expect("the file's state").st_blocks as u64 * 512
-    }
-
-    /// Makes a file with all pages, whose size can change.
-    #[cfg(not(loom_model))]
-    pub(crate) fn unsealed(len: u64) -> OwnedFd {
-        Self::sealed(len, true, 0)
-    }
-
-    fn sealed(len: u64, has_pages: bool, seals: libc::c_int) -> OwnedFd {
-        // SAFETY: the name is a NUL-terminated string.
-        let fd = unsafe { libc::memfd_create(c"rdma-hostile".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
-        assert!(fd >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the calls set the length, the pages and the seals of a file.
-        unsafe {
-            assert_eq!(libc::ftruncate(fd, len as i64), 0);
-            assert!(!has_pages || libc::fallocate(fd, 0, 0, len as i64) == 0);
-            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
-        }
-        file
-    }
-
-    /// Punches a hole into a file. Returns false if the file does not permit that.
-    pub(crate) fn punch(file: &OwnedFd, at: u64, len: u64) -> bool {
-        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the call changes bytes of a `Memory` in the same way as a peer that writes them.
-        unsafe { libc::fallocate(file.as_raw_fd(), hole, at as i64, len as i64) == 0 }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::LARGER_PAGES;
     use super::*;
+    use crate::mem::hostile_file::HostileFile;
+    use crate::mem::test_memory::TestMemory;
+
+    fn read(window: &Window, offset: usize, len: usize) -> Option<Span<'_>> {
+        // SAFETY: the tests only read the part.
+        unsafe { window.source(offset, len) }
+    }
 
     fn again(file: BorrowedFd<'_>) -> OwnedFd {
         file.try_clone_to_owned().unwrap()
@@ -415,11 +371,11 @@ mod tests {
         let window = Window::map(&again(ours.file().unwrap()), 8192, Sharing::Write).unwrap();
         ours.write(77, b"to read");
         let mut seen = Vec::new();
-        window.source(77, 7).unwrap().append_to(&mut seen);
+        read(&window, 77, 7).unwrap().append_to(&mut seen);
         assert_eq!(seen, b"to read");
         window.sink(8184, 8).unwrap().fill(b"written!");
         assert_eq!(ours.read(8184, 8), b"written!");
-        assert!(window.source(8185, 8).is_none() && window.sink(usize::MAX, 8).is_none());
+        assert!(read(&window, 8185, 8).is_none() && window.sink(usize::MAX, 8).is_none());
         assert!(window.into_memory().is_ok());
     }
 
@@ -594,7 +550,7 @@ mod tests {
             };
             assert_eq!(rc, (-1, -1), "{sharing:?}");
             let mut seen = Vec::new();
-            window.source(0, LEN).unwrap().append_to(&mut seen);
+            read(&window, 0, LEN).unwrap().append_to(&mut seen);
             assert!(seen == [7; LEN] && Window::map(&file, LEN, Sharing::Write).is_err(), "{sharing:?}");
         }
     }

@@ -43,6 +43,7 @@ impl<'a> Span<'a> {
     }
 
     /// Returns true if the span has no bytes.
+    #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -78,24 +79,19 @@ impl<'a> Span<'a> {
         unsafe { words::store(bytes.as_ptr(), self.base, bytes.len().min(self.len)) };
     }
 
-    /// Copies the bytes of `from` to the start of this span. Copies fewer bytes if this span is shorter.
+    /// Copies the bytes of `from` to the start of this span. Copies fewer bytes if this span is
+    /// shorter. If the two overlap, the copy is a mixture of the bytes of `from` and of those
+    /// copied before.
     #[inline]
-    pub(crate) fn fill_from(self, from: Span<'_>) {
+    pub fn fill_from(self, from: Span<'_>) {
         // SAFETY: both spans are parts of borrowed `Memory`s, whose words only atomic operations, devices and the
-        // kernel use. One of the spans is in memory that the provider has mapped itself, such as a segment or a window.
-        // The other span is in a region. So the spans are in different mappings, and do not overlap.
+        // kernel use.
         unsafe { words::transfer(from.base, self.base, self.len.min(from.len)) };
-    }
-
-    /// Copies the bytes of an entry to the start of this span. Copies fewer bytes if this span is shorter.
-    #[inline]
-    pub(crate) fn fill_from_entry(self, from: &Sge) {
-        from.store_into(self.base, self.len);
     }
 
     /// Returns at most `len` bytes of the span from `offset` on. Returns an empty span if `offset` is past the end.
     #[inline]
-    pub(crate) fn part(self, offset: usize, len: usize) -> Self {
+    pub fn part(self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
         // SAFETY: the result is within the span, or at its end.
         let base = unsafe { self.base.add(offset) };
@@ -106,7 +102,7 @@ impl<'a> Span<'a> {
     /// local program has placed these bytes. `entry` is the part of that Read's local scatter/gather entry that begins
     /// at this span. If nothing else may use the bytes of `entry`, `each` gets the bytes in place. Otherwise `each`
     /// gets copies of consecutive parts.
-    pub(crate) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
+    pub(super) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
         let len = len.min(self.len);
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {
             return entry.part(0, len).visit(each);
@@ -117,13 +113,15 @@ impl<'a> Span<'a> {
     }
 
     /// Returns the bytes as a buffer for a send call.
-    pub(crate) fn send_slice(self) -> SendSlice<'a> {
+    #[inline]
+    pub fn send_slice(self) -> SendSlice<'a> {
         // SAFETY: the bytes are a part of a `Memory` that is borrowed for as long as the slice exists.
         unsafe { SendSlice::from_parts(self.base, self.len, true) }
     }
 
     /// Returns the bytes as a buffer for a receive call.
-    pub(crate) fn receive_slice(self) -> RecvSlice<'a> {
+    #[inline]
+    pub fn receive_slice(self) -> RecvSlice<'a> {
         // SAFETY: the bytes are a part of a `Memory` that is borrowed for as long as the slice exists.
         unsafe { RecvSlice::from_parts(self.base, self.len, true) }
     }
@@ -146,13 +144,15 @@ impl<'a> Span<'a> {
     ///
     /// The operation is one of the processor, without attempts that can fail. So a peer that has
     /// mapped the word and writes it continuously cannot keep others from it.
-    pub(crate) fn fetch_add(self, add: u64) -> Option<u64> {
+    #[inline]
+    pub fn fetch_add(self, add: u64) -> Option<u64> {
         Some(self.word()?.fetch_add(add, Ordering::SeqCst))
     }
 
     /// Atomically replaces the word by `swap` if its value is `expected`, and returns the old
     /// value; otherwise the same as [`Span::fetch_add`].
-    pub(crate) fn compare_swap(self, expected: u64, swap: u64) -> Option<u64> {
+    #[inline]
+    pub fn compare_swap(self, expected: u64, swap: u64) -> Option<u64> {
         match self.word()?.compare_exchange(expected, swap, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(old) | Err(old) => Some(old),
         }

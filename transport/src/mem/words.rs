@@ -97,8 +97,9 @@ pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
 /// last word at `to` keep their values, as in [`store`].
 ///
 /// # Safety
-/// Each word that contains one of the bytes at `from` or at `to` fulfils the requirements of [`word`] until the call
-/// returns. No word contains both bytes of `from` and bytes of `to`.
+/// Each word that contains one of the bytes at `from` or at `to` fulfils the requirements of
+/// [`word`] until the call returns. If the two overlap, the bytes at `to` become a mixture of the
+/// bytes at `from` and of those copied before.
 pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     const CHUNK: usize = 512;
     let mut copy = [0; CHUNK];
@@ -130,6 +131,7 @@ pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
 ///
 /// # Safety
 /// The requirements of [`store`]; also, the bytes are in one word.
+#[inline]
 unsafe fn merge(to: NonNull<u8>, from: *const u8, len: usize) {
     // SAFETY: the word that contains `to` fulfils the requirements of `word`, because `to` fulfils those of `store`.
     let (word, within) = unsafe { word(to) };
@@ -218,9 +220,10 @@ unsafe fn transfer_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
 /// The requirements of [`load_words`], [`store_words`] or [`transfer_words`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: both addresses are valid for `count` words, and these do not overlap. The instruction accesses each
-    // aligned word like a relaxed atomic access of x86-64: undivided, and in no order relative to the other words. The
-    // compiler allows an asm block to make such accesses.
+    // SAFETY: both addresses are valid for `count` words, and if these overlap, the copy is a
+    // mixture. The instruction accesses each aligned word like a relaxed atomic access of x86-64:
+    // undivided, and in no order relative to the other words. The compiler allows an asm block to
+    // make such accesses.
     unsafe {
         std::arch::asm!(
             "rep movsq",

@@ -105,7 +105,7 @@ impl<'a> ConnectionContext<'a> {
     ///
     /// Example: [`crate::Context::connect_with`].
     pub fn set_user(&mut self, value: u64) {
-        self.driver.input(self.conn, |conn, _| conn.set_user(value));
+        self.driver.input(self.conn, |conn, _| conn.user = value);
     }
 
     /// Returns the number that [`ConnectionContext::set_user`] has attached to a connection, or 0
@@ -113,7 +113,7 @@ impl<'a> ConnectionContext<'a> {
     #[inline]
     #[must_use]
     pub fn user(&self) -> Option<u64> {
-        self.driver.table.get(self.conn).map(|slot| slot.conn.user())
+        self.driver.table.get(self.conn).map(|slot| slot.conn.user)
     }
 
     /// Returns the capabilities of a connection's device; `None` if the connection does not exist

@@ -214,10 +214,10 @@ impl Context<'_> {
     /// }
     /// ```
     pub fn reporting<R>(&mut self, conn: ConnectionId, begin: impl FnOnce(&mut Self) -> R) -> R {
-        let before = self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(true));
+        let before = self.driver.input(conn, |conn, _| conn.sends.tell_of_next(true));
         let result = begin(self);
         // `begin` itself, or its caller, may be in another call of `reporting`, for example around `Broadcast::publish`.
-        self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(before == Some(true)));
+        self.driver.input(conn, |conn, _| conn.sends.tell_of_next(before == Some(true)));
         result
     }
 
@@ -257,7 +257,7 @@ impl Context<'_> {
     /// queue for solicited completions only. A peer that uses this library does not need this, because its reactor arms
     /// the queues for all completions.
     pub fn solicit(&mut self, conn: ConnectionId) {
-        self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
+        self.driver.input(conn, |conn, _| conn.sends.solicit_next());
     }
 
     /// Holds back the sends of a connection until [`Context::flush`], even if several turns end before that. `flush`
@@ -273,7 +273,7 @@ impl Context<'_> {
     /// After such a post, the connection still holds back its next sends. This call is ignored if the connection does
     /// not exist any more.
     pub fn cork(&mut self, conn: ConnectionId) {
-        self.driver.input(conn, |conn, _| conn.cork());
+        self.driver.input(conn, |conn, _| conn.corked = true);
     }
 
     /// Posts the accepted sends of a connection immediately, and not only at the end of the turn. Also ends

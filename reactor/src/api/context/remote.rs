@@ -274,7 +274,7 @@ impl RemoteContext<'_> {
     /// execute a write before the response to an earlier read has arrived (RFC 5040, section 5.5).
     #[inline]
     pub fn fence(&mut self) {
-        self.driver.input(self.conn, |conn, _| conn.sends_mut().fence_next());
+        self.driver.input(self.conn, |conn, _| conn.sends.fence_next());
     }
 
     /// Reads or writes a list of pieces. The reactor calls

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpConfig, TcpNet};
 use rdma_transport::provider::Provider;
+use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpConfig, TcpNet};
 
 use crate::config::{Config, ProviderChoice};
 use crate::error::Error;
@@ -101,7 +101,7 @@ fn tcp(config: &Config) -> TcpConfig {
 #[cfg(feature = "verbs")]
 mod devices {
     use rdma_transport::provider::Provider;
-    use rdma_transport::verbs::Verbs;
+    use rdma_transport_verbs::Verbs;
 
     use crate::error::Error;
     use crate::seam::poller::Entropy;

@@ -7,10 +7,11 @@ use super::super::queue_pair::Role;
 use super::super::startup::Agreement;
 use super::end::{DEPTH, End, repair};
 use super::tape::Tape;
-use crate::mem::Memory;
-use crate::mr::{Access, RemoteKey};
-use crate::wc::{WcOpcode, WcStatus};
-use crate::wr::{RecvWr, SgeList};
+use crate::test_memory::TestMemory;
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, RemoteKey};
+use rdma_transport::wc::{WcOpcode, WcStatus};
+use rdma_transport::wr::{RecvWr, SgeList};
 
 /// The length of each posted receive, in bytes.
 const RECEIVE: usize = 8192;

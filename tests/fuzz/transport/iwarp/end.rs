@@ -10,11 +10,11 @@ use super::super::startup::Agreement;
 use super::super::transmit::Sent;
 use super::super::wire::crc32c;
 use super::super::wire::mpa::{CRC_LEN, fpdu_len};
-use crate::provider::CqId;
-use crate::qp::{QpAttr, QpId, SrqId};
-use crate::slab::Key;
 use crate::soft::resources::Resources;
-use crate::wc::WorkCompletion;
+use rdma_transport::provider::CqId;
+use rdma_transport::qp::{QpAttr, QpId, SrqId};
+use rdma_transport::slab::Key;
+use rdma_transport::wc::WorkCompletion;
 
 /// The depth of each work queue.
 pub(super) const DEPTH: u32 = 16;

@@ -19,10 +19,11 @@ use super::super::wire::{
 };
 use super::end::{End, seal};
 use super::tape::Tape;
-use crate::mem::Memory;
-use crate::mr::{Access, LocalKey, MrId, RemoteKey};
-use crate::wc::WcStatus;
-use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+use crate::test_memory::{TestEntry, TestMemory};
+use rdma_transport::mem::Memory;
+use rdma_transport::mr::{Access, LocalKey, MrId, RemoteKey};
+use rdma_transport::wc::WcStatus;
+use rdma_transport::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 /// The number of bytes from the beginning of one slot for a receive to the beginning of the next slot.
 const ROOM: usize = 512;
@@ -361,7 +362,7 @@ impl<'a> Script<'a> {
                 };
                 let start = usize::from(self.tape.byte()) * 4;
                 let key = if self.tape.below(245) { LocalKey(SINK) } else { LocalKey(self.tape.word()) };
-                SgeList::one(self.memories.sink.shared_sge(start, len).with_key(key))
+                SgeList::one(self.memories.sink.shared_sge(start, len).keyed(key))
             }
             _ => {
                 let len = (self.tape.number() as usize).min(SOURCE);

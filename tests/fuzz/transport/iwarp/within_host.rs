@@ -28,19 +28,23 @@ use super::super::provider::Iwarp;
 use super::super::startup::{self, FrameReader, Judgement, StartupTerms};
 use super::super::wire::StartupKind;
 use super::tape::Tape;
-use crate::cm::{CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
-use crate::cq::CqAttr;
-use crate::mem::{HostileFile, Interface, Memory, Packets, RecvSlice, SendSlice, Sharing, Window};
-use crate::mr::{Access, LocalKey, RemoteKey};
-use crate::provider::{CqId, Drive, Provider};
-use crate::qp::{QpAttr, QpId};
-use crate::roles::{Extensions, RemoteKeys};
+use crate::packets::Packets;
 use crate::shm::greeting::{Hello, OFFER_LEN, Offer};
+use crate::shm::hostile_file::HostileFile;
 use crate::shm::packet::{ACCEPTED_PACKET, CALL_PACKET, MAX_PACKET};
 use crate::shm::segment::{CALL, CAPACITY, HALF, HEAD, LEN, RING, SLOTS, SegmentSide, TABLE, TAIL};
 use crate::shm::{MappedSegment, Segment, SegmentPayload, Words};
-use crate::slab::{Key, Slab};
-use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+use crate::test_memory::{TestEntry, TestMemory};
+use rdma_transport::cm::{CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
+use rdma_transport::cq::CqAttr;
+use rdma_transport::mem::{Memory, RecvSlice, SendSlice, Sharing, Window};
+use rdma_transport::mr::{Access, LocalKey, RemoteKey};
+use rdma_transport::provider::{CqId, Drive, Provider};
+use rdma_transport::qp::{QpAttr, QpId};
+use rdma_transport::roles::{Extensions, RemoteKeys};
+use rdma_transport::slab::{Key, Slab};
+use rdma_transport::sockets::Interface;
+use rdma_transport::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 /// The largest number of steps of a tape.
 const STEPS: usize = 400;
@@ -724,7 +728,7 @@ impl World<'_> {
         let Some(id) = self.id else { return };
         self.next += 1;
         let (wr_id, random, qp) = (self.next, self.tape.word(), QpId(id.0));
-        let part = SgeList::one(self.out.0.sge(0, 1 + random as usize % ROOM).with_key(self.out.1));
+        let part = SgeList::one(self.out.0.sge(0, 1 + random as usize % ROOM).keyed(self.out.1));
         let remote = RemoteAddress { address: 0x1_0000, key: self.regions[0].1 };
         let op = match random >> 16 & 7 {
             0 => SendOp::Write(remote),

@@ -1,0 +1,181 @@
+//! The account of the windows of a provider: the memory of peers that the provider has mapped.
+//!
+//! A peer chooses the number and the lengths of its windows, and the local process pays for them:
+//! with address space and with mappings. It does not pay for the pages: the peer has allocated
+//! all of them before ([`Window::map`]).
+//!
+//! The exception is memory that is lent: a hostile peer can remove its pages, and the process that
+//! then reads them pays for new ones until it unmaps the window. The page faults of these reads are
+//! counted. At the limit of one window, or of all, these windows are not read any more, and
+//! messages are fetched by requests. A staging buffer counts with its connection instead.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use rdma_transport::mem::Window;
+
+/// The length of the staging buffer of a side in bytes.
+pub(super) const STAGING: usize = 256 << 10;
+/// The largest length of a window, and of the windows that are unmapped in one turn, in bytes. If
+/// the peer has ended, the kernel frees all pages of its file while the file is unmapped: about 10
+/// ms.
+pub(super) const SLICE: u64 = 64 << 20;
+/// The pages of lent memory are always removed, and other pages only if the peer has ended. So each
+/// byte of such a window counts as this number of bytes that are unmapped.
+const REMOVAL: u64 = 8;
+/// The largest number of windows of all providers of the process: a quarter of the default of
+/// `vm.max_map_count`. At that number of mappings, the kernel refuses memory to every part of the
+/// process.
+pub(crate) const MAX_IN_PROCESS: usize = 16 << 10;
+/// The pages that peers may remove are the bytes divided by this number, at most: 48 MiB by
+/// default. The kernel maps 16 pages by one fault. So honest peers do not reach that, even if they
+/// use all bytes.
+const CHARGED: u64 = 16 * PART / (PART - 1);
+/// A connection may use the bytes divided by this number. The same part of the bytes, and of the
+/// number of windows, is reserved for staging buffers.
+const PART: u64 = 4;
+/// The bytes of a window that may count as removed, however short the window is.
+const SMALL: u64 = 64 << 10;
+
+/// The number of windows of all providers of the process.
+static IN_PROCESS: AtomicUsize = AtomicUsize::new(0);
+
+/// The limits of the windows of a provider.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WindowLimits {
+    /// The largest sum of the lengths, in bytes.
+    pub(crate) bytes: u64,
+    /// The largest number of windows.
+    pub(crate) count: usize,
+}
+
+/// The kinds of windows, which have different limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WindowKind {
+    /// The peer's staging buffer.
+    Staging,
+    /// Other memory: a message, or a direct region.
+    Other,
+}
+
+/// The windows of all connections of a provider. The connections share the account, and one thread
+/// at a time uses it.
+#[derive(Debug, Default)]
+pub(crate) struct WindowAccount {
+    limits: WindowLimits,
+    bytes: AtomicU64,
+    count: AtomicUsize,
+    /// The bytes of lent memory that the process is charged for, at most.
+    charged: AtomicU64,
+    /// The bytes that were unmapped in this turn. Those of lent memory count more than once.
+    unmapped: AtomicU64,
+    /// Windows that no connection uses any more, and that are unmapped in later turns.
+    ended: Mutex<VecDeque<Window>>, // bound: windows
+    /// True once a window was refused because of a limit.
+    is_reported: AtomicBool,
+}
+
+impl WindowAccount {
+    pub(crate) fn new(limits: WindowLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Adds a window of `len` bytes of a connection whose windows have `of_connection` bytes.
+    /// Returns an error, and adds nothing, if the sum would exceed a limit.
+    pub(super) fn add(&self, kind: WindowKind, len: u64, of_connection: u64) -> io::Result<()> {
+        let WindowLimits { bytes, count } = self.limits;
+        let share = |of: u64| if kind == WindowKind::Staging { of } else { of - of / PART };
+        let limit = if len > SLICE {
+            "a window may have 64 MiB"
+        } else if self.bytes.load(Relaxed).saturating_add(len) > share(bytes) {
+            "WithinHost::window_bytes is reached"
+        } else if kind != WindowKind::Staging && of_connection.saturating_add(len) > bytes / PART {
+            "one connection may use a quarter of WithinHost::window_bytes"
+        } else if self.count.load(Relaxed) as u64 >= share(count as u64) {
+            "WithinHost::max_windows is reached"
+        } else if IN_PROCESS.fetch_add(1, Relaxed) >= MAX_IN_PROCESS {
+            IN_PROCESS.fetch_sub(1, Relaxed);
+            "the process has 16384 windows"
+        } else {
+            self.bytes.fetch_add(len, Relaxed);
+            self.count.fetch_add(usize::from(!rdma_transport::planted("windows-are-not-counted")), Relaxed);
+            return Ok(());
+        };
+        if !self.is_reported.swap(true, Relaxed) {
+            local_log!(Warn, "memory of peers on this host is not mapped, which is slower: {limit}. Reported once");
+        }
+        Err(io::Error::other(format!("{len} bytes are not mapped: {limit}")))
+    }
+
+    /// Subtracts a window that was added with this length, and is not mapped.
+    pub(super) fn subtract(&self, len: u64) {
+        self.bytes.fetch_sub(len, Relaxed);
+        self.count.fetch_sub(1, Relaxed);
+        IN_PROCESS.fetch_sub(1, Relaxed);
+    }
+
+    /// Unmaps a window that was added, now or in a later turn. Until then, it counts.
+    pub(super) fn remove(&self, window: Window) {
+        let len = window.len() as u64;
+        let work = if window.is_lent() { REMOVAL * len } else { len };
+        let unmapped = self.unmapped.load(Relaxed);
+        let is_full = unmapped > 0 && unmapped + work > SLICE;
+        if is_full && !rdma_transport::planted("all-windows-are-unmapped-in-one-turn") {
+            self.ended.lock().unwrap_or_else(PoisonError::into_inner).push_back(window);
+            return;
+        }
+        self.charged.fetch_sub(window.charged(), Relaxed);
+        drop(window);
+        self.unmapped.fetch_add(work, Relaxed);
+        self.subtract(len);
+    }
+
+    /// Returns true if a message may be read from this window. If the peer can remove its pages,
+    /// the process is charged for few pages of this window and of all.
+    pub(super) fn may_fetch(&self, window: &Window) -> bool {
+        let most = window.len() as u64 / 8 + SMALL;
+        let is_little = window.charged() <= most && self.charged.load(Relaxed) < self.limits.bytes / CHARGED;
+        !window.is_lent() || is_little || rdma_transport::planted("removed-pages-are-not-counted")
+    }
+
+    /// Counts bytes of lent memory that [`Window::fetch`] has returned.
+    pub(super) fn charge(&self, bytes: u64) {
+        self.charged.fetch_add(bytes, Relaxed);
+    }
+
+    /// Returns true if windows were unmapped in this turn. Further ones may wait for the next turn.
+    #[inline]
+    pub(crate) fn unmaps(&self) -> bool {
+        self.unmapped.load(Relaxed) > 0
+    }
+
+    /// Begins the next turn, and unmaps windows in it.
+    #[inline]
+    pub(crate) fn begin_turn(&self) {
+        if self.unmaps() {
+            self.unmap_some();
+        }
+    }
+
+    #[inline(never)]
+    fn unmap_some(&self) {
+        let mut ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        self.unmapped.store(0, Relaxed);
+        ended.drain(..).for_each(|window| self.remove(window));
+    }
+
+    /// Returns the sum of the lengths of all windows, and the number of windows.
+    #[cfg(any(all(test, not(loom_model)), fuzz_targets))]
+    pub(crate) fn used(&self) -> (u64, usize) {
+        (self.bytes.load(Relaxed), self.count.load(Relaxed))
+    }
+}
+
+/// Returns the account of a provider with the default limits.
+#[cfg(test)]
+pub(super) fn account() -> std::sync::Arc<WindowAccount> {
+    let limits = WindowLimits { bytes: 1 << 30, count: 8192 };
+    std::sync::Arc::new(WindowAccount::new(limits))
+}

@@ -1,0 +1,1 @@
+../../../src/mem/hostile_file.rs

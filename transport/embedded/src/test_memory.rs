@@ -1,0 +1,1 @@
+../../src/mem/test_memory.rs

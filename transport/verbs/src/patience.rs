@@ -1,0 +1,1 @@
+../../embedded/src/patience.rs
