@@ -1,7 +1,6 @@
 //! The errors that operations return, and the reasons why connections are not established or end.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -274,11 +273,12 @@ impl Outcome {
 }
 
 /// The reason why a connection was not established.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 // bound: private-data
 pub enum ConnectError {
     /// The peer rejected the connection.
+    #[error("rejected: {reason}")]
     Rejected {
         /// The reason that the peer has sent in its reject.
         reason: RejectReason,
@@ -286,13 +286,17 @@ pub enum ConnectError {
         private_data: Vec<u8>,
     },
     /// The connection could not be secured, for instance because one side did not accept the identity of the other side.
+    #[error("{0}")]
     Security(SecurityError),
     /// The connection was not established within `Timeouts::connect`, or a timeout of the transport expired before that
     /// ([`ConnectFailure::Timeout`]).
+    #[error("no connection within the connect timeout")]
     Timeout,
     /// The transport could not establish the connection.
+    #[error("{0}")]
     Transport(ConnectFailure),
     /// The system found no address for a host name ([`crate::Context::connect_host`]).
+    #[error("{host}: {why}: check the name and the resolver")]
     Lookup {
         /// The host name.
         host: String,
@@ -300,6 +304,7 @@ pub enum ConnectError {
         why: String,
     },
     /// The device does not support a feature that the settings need.
+    #[error("the provider {provider} has no {feature}")]
     Unsupported {
         /// Name of the provider.
         provider: &'static str,
@@ -307,6 +312,7 @@ pub enum ConnectError {
         feature: &'static str,
     },
     /// A limit of the local settings has been reached.
+    #[error("{limit} has been reached ({value})")]
     Limit {
         /// The name of the setting that defines the limit.
         limit: &'static str,
@@ -314,29 +320,13 @@ pub enum ConnectError {
         value: u64,
     },
     /// Another operation failed on the local side. The text names the operation and the error.
+    #[error("{0}")]
     Local(String),
     /// The local side closed the connection before it was established: the program closed it or shut the reactor down, or the deadline of a
     /// drain has passed. In `DatagramHandler::on_peer`, it means that the endpoint ended before the search.
+    #[error("closed before it was established")]
     Cancelled,
 }
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rejected { reason, .. } => write!(f, "rejected: {reason}"),
-            Self::Security(error) => error.fmt(f),
-            Self::Timeout => f.write_str("no connection within the connect timeout"),
-            Self::Transport(failure) => failure.fmt(f),
-            Self::Lookup { host, why } => write!(f, "{host}: {why}: check the name and the resolver"),
-            Self::Unsupported { provider, feature } => write!(f, "the provider {provider} has no {feature}"),
-            Self::Limit { limit, value } => write!(f, "{limit} has been reached ({value})"),
-            Self::Local(why) => f.write_str(why),
-            Self::Cancelled => f.write_str("closed before it was established"),
-        }
-    }
-}
-
-impl std::error::Error for ConnectError {}
 
 impl From<Error> for ConnectError {
     fn from(error: Error) -> Self {
@@ -352,11 +342,12 @@ impl From<Error> for ConnectError {
 }
 
 /// The reason why an open connection ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 // local: the text of one error
 pub enum DisconnectReason {
     /// The local side closed the connection.
+    #[error("{}", if *complete { "closed here" } else { "cut off here: not everything was sent" })]
     Local {
         /// `true` if every accepted send had completed with [`Outcome::Sent`] before the connection ended. This includes sends whose
         /// completions are not reported ([`crate::Config::quiet_sends`]). The reactor has also sent a goodbye message, so the peer sees
@@ -377,11 +368,14 @@ pub enum DisconnectReason {
     /// The peer's program closed the connection, and its reactor sent a goodbye message. [`crate::Framing::Raw`] has no goodbye message. On
     /// a connection with that framing, `Closed` is the reason for every orderly disconnect by the peer's transport, even if the peer's
     /// process exited.
+    #[error("closed by the peer")]
     Closed,
     /// The connection ended without a goodbye message of the peer. The peer's process exited, or the peer's program called `abort`, dropped
     /// the reactor, or could not send all messages within `Timeouts::close`.
+    #[error("lost: the peer disconnected without a goodbye")]
     Lost,
     /// Nothing was received from the peer for `Timeouts::keepalive`.
+    #[error("the peer was silent for the keepalive timeout")]
     KeepaliveTimeout,
     /// A large message or a transfer of a list did not make progress in time. A large message is offered to its receiver, which fetches it
     /// by RDMA Read. The reason is one of these:
@@ -392,12 +386,16 @@ pub enum DisconnectReason {
     ///   messages.
     /// - The peer reported that it was waiting for memory, and did not fetch an offered message within four times `Timeouts::transfer`.
     /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of the transfer were in flight.
+    #[error("a large message made no progress for the transfer timeout, or a transfer was not done at its deadline")]
     TransferTimeout,
     /// The peer violated the protocol of this library.
+    #[error("the peer violated the protocol: {0}")]
     PeerViolation(PeerViolation),
     /// The transport ended the connection.
+    #[error("{0}")]
     Transport(DisconnectCause),
     /// A work request failed on a device.
+    #[error("{device}: a work request failed: {failure}")]
     WorkRequest {
         /// The name of the device.
         device: String,
@@ -405,32 +403,12 @@ pub enum DisconnectReason {
         failure: Failure,
     },
     /// The device was removed.
+    #[error("the device was removed")]
     DeviceRemoved,
     /// An error of the local side ended the connection. The text describes it.
+    #[error("{0}")]
     Internal(String),
 }
-
-impl fmt::Display for DisconnectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local { complete: true } => f.write_str("closed here"),
-            Self::Local { complete: false } => f.write_str("cut off here: not everything was sent"),
-            Self::Closed => f.write_str("closed by the peer"),
-            Self::Lost => f.write_str("lost: the peer disconnected without a goodbye"),
-            Self::KeepaliveTimeout => f.write_str("the peer was silent for the keepalive timeout"),
-            Self::TransferTimeout => f.write_str(
-                "a large message made no progress for the transfer timeout, or a transfer was not done at its deadline",
-            ),
-            Self::PeerViolation(what) => write!(f, "the peer violated the protocol: {what}"),
-            Self::Transport(cause) => cause.fmt(f),
-            Self::WorkRequest { device, failure } => write!(f, "{device}: a work request failed: {failure}"),
-            Self::DeviceRemoved => f.write_str("the device was removed"),
-            Self::Internal(why) => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for DisconnectReason {}
 
 impl From<DisconnectReason> for io::Error {
     fn from(reason: DisconnectReason) -> Self {
@@ -449,74 +427,58 @@ impl From<DisconnectReason> for io::Error {
 }
 
 /// A violation of the protocol by the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerViolation {
     /// The peer sent a message without a credit.
+    #[error("it sent without a credit")]
     CreditOverrun,
     /// The peer granted more credits than the largest possible window contains.
+    #[error("it granted more credits than a window can have")]
     InvalidGrant,
     /// The peer offered a message that is too long, empty or already offered, or the peer offered too many messages at the same time. Also:
     /// the peer sent a message in several buffers that is too long.
+    #[error("it offered a message that exceeds the limits")]
     InvalidOffer,
     /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in this state.
+    #[error("it sent a malformed message")]
     MalformedMessage,
     /// A message of a secured connection is not the next message that the peer has encrypted. The message was changed, repeated or forged
     /// in the network, or an earlier message was dropped.
+    #[error("a message is not authentic")]
     NotAuthentic,
 }
 
-impl fmt::Display for PeerViolation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::CreditOverrun => "it sent without a credit",
-            Self::InvalidGrant => "it granted more credits than a window can have",
-            Self::InvalidOffer => "it offered a message that exceeds the limits",
-            Self::MalformedMessage => "it sent a malformed message",
-            Self::NotAuthentic => "a message is not authentic",
-        })
-    }
-}
-
 /// The reason why the peer rejected a connection. The private data of the reject contains this reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RejectReason {
     /// The peer's program refused the connection, or the peer's `Config::allowed_peers` does not contain the local address.
+    #[error("refused by the peer's program, or by its allowed_peers")]
     Refused,
     /// The private data of the connect request is not a greeting of this library.
+    #[error("the greeting is not one of rdma-reactor")]
     NotOurs,
     /// The two sides have different versions of the protocol.
+    #[error("the protocol versions differ: the local side speaks version {}", VERSION)]
     Version,
     /// The window or the message size in the greeting is out of range.
+    #[error("the window or the message size is out of range")]
     Limits,
     /// The peer has reached one of its limits.
+    #[error("the peer has reached one of its limits, which its log names: try again later")]
     Busy,
     /// The peer's reactor is being drained.
+    #[error("the peer is shutting down")]
     Draining,
     /// The two sides secure their connections in different ways. The value is the mode that the peer uses.
+    #[error("the peer takes {0}")]
     Security(SecurityMode),
     /// The peer accepts only connections in shared memory (`ProviderChoice::Shm`), and shared memory cannot be used between
     /// the two sides: it needs the same host and user, and `ProviderChoice::Auto` or `Shm` on the connecting side.
+    #[error("the peer accepts only peers in shared memory: same host, same user, ProviderChoice::Auto or Shm")]
     SharedMemoryOnly,
     /// A reason that this version of the library does not know.
+    #[error("reason {0}, which a later version defines")]
     Other(u8),
-}
-
-impl fmt::Display for RejectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused => f.write_str("refused by the peer's program, or by its allowed_peers"),
-            Self::NotOurs => f.write_str("the greeting is not one of rdma-reactor"),
-            Self::Version => write!(f, "the protocol versions differ: the local side speaks version {VERSION}"),
-            Self::Limits => f.write_str("the window or the message size is out of range"),
-            Self::Busy => f.write_str("the peer has reached one of its limits, which its log names: try again later"),
-            Self::Draining => f.write_str("the peer is shutting down"),
-            Self::Security(mode) => write!(f, "the peer takes {mode}"),
-            Self::SharedMemoryOnly => f.write_str(
-                "the peer accepts only peers in shared memory: same host, same user, ProviderChoice::Auto or Shm",
-            ),
-            Self::Other(raw) => write!(f, "reason {raw}, which a later version defines"),
-        }
-    }
 }

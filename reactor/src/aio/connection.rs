@@ -1,6 +1,5 @@
 //! A connection of an async reactor. Each operation that may wait is a future.
 
-use std::error::Error;
 use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -47,38 +46,16 @@ impl fmt::Debug for AsyncConnection {
 }
 
 /// The reason why an operation that a task has waited for, such as an RDMA Read, has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
     /// The operation was not posted.
-    Refused(SendErrorKind),
+    #[error(transparent)]
+    Refused(#[from] SendErrorKind),
     /// The operation was posted, but did not succeed. The outcome is [`Outcome::Failed`] if the connection ended before the operation
     /// completed. It is [`Outcome::Refused`] if the operation is a message that the peer's program has refused.
+    #[error("the connection ended before the operation: {0:?}")]
     Failed(Outcome),
-}
-
-impl fmt::Display for OperationError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused(kind) => kind.fmt(f),
-            Self::Failed(outcome) => write!(f, "the connection ended before the operation: {outcome:?}"),
-        }
-    }
-}
-
-impl Error for OperationError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Refused(kind) => kind.source(),
-            Self::Failed(_) => None,
-        }
-    }
-}
-
-impl From<SendErrorKind> for OperationError {
-    fn from(kind: SendErrorKind) -> Self {
-        Self::Refused(kind)
-    }
 }
 
 impl AsyncConnection {

@@ -271,18 +271,11 @@ impl Drop for SendBuffer {
 
 /// The error of [`crate::Context::send_buffer`]. It contains the buffer of the refused send, so that the program can
 /// use the buffer again.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{kind}")]
 pub struct SendError {
     /// The reason why the send was refused.
     pub kind: SendErrorKind,
     /// The buffer of the send, unchanged.
     pub buffer: SendBuffer,
 }
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.kind.fmt(f)
-    }
-}
-
-impl std::error::Error for SendError {}

@@ -31,7 +31,6 @@ mod receiver;
 mod slots;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use self::receiver::{BroadcastReceiver, SendAttempt};
 use self::slots::{Slots, StoredMessage};
@@ -84,15 +83,17 @@ pub struct Published {
 }
 
 /// The reason why a message was not published. No receiver gets the message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
     /// A receiver with [`OverflowPolicy::Wait`] cannot queue the message, because its queue is
     /// full. Publish again when
     /// [`Broadcast::is_full`] returns false. Check `is_full` after the program has forwarded `on_writable`, `on_send_complete` or
     /// `on_disconnect` to the broadcast.
+    #[error("the queue of a receiver with OverflowPolicy::Wait is full: try again after the next callback")]
     Full,
     /// The message is longer than the argument `max_message` of [`Broadcast::new`].
+    #[error("a message of {len} bytes is longer than {max}, the limit of this broadcast")]
     TooLong {
         /// The length of the message, in bytes.
         len: usize,
@@ -100,21 +101,6 @@ pub enum PublishError {
         max: usize,
     },
 }
-
-impl fmt::Display for PublishError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full => f.write_str(
-                "the queue of a receiver with OverflowPolicy::Wait is full: try again after the next callback",
-            ),
-            Self::TooLong { len, max } => {
-                write!(f, "a message of {len} bytes is longer than {max}, the limit of this broadcast")
-            }
-        }
-    }
-}
-
-impl std::error::Error for PublishError {}
 
 /// A broadcast to many connections; see the [module](self). A program's [`Handler`](crate::Handler) contains the broadcast, adds
 /// connections to it as receivers, forwards three callbacks to it, and publishes messages:

@@ -1,7 +1,5 @@
 //! The errors of calls and of answers.
 
-use std::fmt;
-
 use super::frame::Status;
 use crate::{DisconnectReason, SendErrorKind};
 
@@ -20,21 +18,14 @@ pub enum Refusal {
 }
 
 /// A call that was not made. It contains the reason and the tag of the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
 pub struct RefusedCall<T> {
     /// The reason why the call was not made.
     pub why: Refusal,
     /// The tag of the call.
     pub tag: T,
 }
-
-impl<T> fmt::Display for RefusedCall<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.why.fmt(f)
-    }
-}
-
-impl<T: fmt::Debug> std::error::Error for RefusedCall<T> {}
 
 /// The reason why a call has ended without an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
