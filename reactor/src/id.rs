@@ -58,7 +58,7 @@ impl ConnectionId {
 
     /// Returns the slot and the generation as one number, without the number of the reactor. Work request ids contain this number.
     #[inline]
-    pub(crate) const fn place(self) -> u64 {
+    pub(crate) const fn entry(self) -> u64 {
         self.0 & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1)
     }
 }
@@ -214,13 +214,13 @@ impl fmt::Debug for TransferId {
 /// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkRequestId {
-    /// A send of a connection. `place` contains the slot and the generation of the connection. `sequence` contains the low bits of the
+    /// A send of a connection. `entry` contains the slot and the generation of the connection. `sequence` contains the low bits of the
     /// position of the send among all sends of the connection.
-    Send { place: u64, sequence: u16 },
-    /// A receive of a connection that does not use a shared receive queue. `place` contains the slot and the generation of the connection.
-    Recv { place: u64 },
-    /// A receive of a device's shared receive queue. `place` is the slot of the receive in that queue.
-    SharedRecv { place: u16 },
+    Send { entry: u64, sequence: u16 },
+    /// A receive of a connection that does not use a shared receive queue. `entry` contains the slot and the generation of the connection.
+    Recv { entry: u64 },
+    /// A receive of a device's shared receive queue. `slot` is the slot of the receive in that queue.
+    SharedRecv { slot: u16 },
     /// A work request of a datagram endpoint. The module `datagram` has encoded the number, and decodes it.
     Endpoint(u64),
     /// An id that the reactor has not created.
@@ -241,19 +241,19 @@ pub(crate) const ENDPOINT_WORK_BITS: u32 = KIND;
 /// Returns the work request id of a send of a connection.
 #[inline]
 pub(crate) const fn send_wr_id(of: ConnectionId, sequence: u16) -> u64 {
-    (SEND << KIND) | (of.place() << 16) | sequence as u64
+    (SEND << KIND) | (of.entry() << 16) | sequence as u64
 }
 
 /// Returns the work request id of a receive of a connection.
 #[inline]
 pub(crate) const fn recv_wr_id(of: ConnectionId) -> u64 {
-    (RECV << KIND) | (of.place() << 16)
+    (RECV << KIND) | (of.entry() << 16)
 }
 
-/// Returns the work request id of a receive of a shared receive queue. `place` is the slot of the receive.
+/// Returns the work request id of a receive of a shared receive queue. `slot` is the slot of the receive.
 #[inline]
-pub(crate) const fn shared_recv_wr_id(place: u16) -> u64 {
-    (SHARED_RECV << KIND) | place as u64
+pub(crate) const fn shared_recv_wr_id(slot: u16) -> u64 {
+    (SHARED_RECV << KIND) | slot as u64
 }
 
 /// Returns the work request id of a work request of a datagram endpoint. `number` must fit in [`ENDPOINT_WORK_BITS`] bits.
@@ -265,11 +265,11 @@ pub(crate) const fn endpoint_wr_id(number: u64) -> u64 {
 impl WorkRequestId {
     #[inline]
     pub(crate) const fn of(wr_id: u64) -> Self {
-        let place = (wr_id >> 16) & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1);
+        let entry = (wr_id >> 16) & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1);
         match wr_id >> KIND {
-            SEND => Self::Send { place, sequence: wr_id as u16 },
-            RECV => Self::Recv { place },
-            SHARED_RECV => Self::SharedRecv { place: wr_id as u16 },
+            SEND => Self::Send { entry, sequence: wr_id as u16 },
+            RECV => Self::Recv { entry },
+            SHARED_RECV => Self::SharedRecv { slot: wr_id as u16 },
             ENDPOINT => Self::Endpoint(wr_id & ((1 << ENDPOINT_WORK_BITS) - 1)),
             _ => Self::Unknown,
         }
@@ -289,12 +289,12 @@ mod tests {
             assert_eq!((id.slot(), id.generation()), (slot as usize, generation));
             assert_eq!(
                 WorkRequestId::of(send_wr_id(id, sequence)),
-                WorkRequestId::Send { place: id.place(), sequence }
+                WorkRequestId::Send { entry: id.entry(), sequence }
             );
-            assert_eq!(WorkRequestId::of(recv_wr_id(id)), WorkRequestId::Recv { place: id.place() });
+            assert_eq!(WorkRequestId::of(recv_wr_id(id)), WorkRequestId::Recv { entry: id.entry() });
             assert!(send_wr_id(id, sequence).max(recv_wr_id(id)) < 1 << 63, "the highest bit is the provider's");
         }
-        assert_eq!(WorkRequestId::of(shared_recv_wr_id(9)), WorkRequestId::SharedRecv { place: 9 });
+        assert_eq!(WorkRequestId::of(shared_recv_wr_id(9)), WorkRequestId::SharedRecv { slot: 9 });
         assert_eq!(WorkRequestId::of(endpoint_wr_id(1 << 59)), WorkRequestId::Endpoint(1 << 59));
         assert!(endpoint_wr_id((1 << ENDPOINT_WORK_BITS) - 1) < 1 << 63, "the highest bit is the provider's");
         assert_eq!(WorkRequestId::of(0), WorkRequestId::Unknown);

@@ -119,7 +119,7 @@ impl Connection {
         // The lists are taken out of `self.sends` while this function runs. In this time, `self.sends.room` counts the slots that are
         // reserved for lists as free.
         let mut lists = std::mem::take(&mut self.sends.lists);
-        let (places, queued) = (self.transfers.places(), self.sends.len());
+        let (reserved, queued) = (self.transfers.slots(), self.sends.len());
         lists.missing = (0, 0);
         let mut at = 0;
         while let Some(list) = lists.waiting.get_mut(at) {
@@ -132,7 +132,7 @@ impl Connection {
                 if !list.is_going() || list.unposted() == 0 {
                     break;
                 }
-                let (most, room) = (self.sends.batch(), self.sends.room(places));
+                let (most, room) = (self.sends.batch(), self.sends.room(reserved));
                 let (count, bytes) = list.batch(most, room, (lists.pieces, lists.bytes));
                 if nth == 0 {
                     lists.missing.0 = if count == 0 { most.min(list.unposted()) } else { 0 };
@@ -145,11 +145,11 @@ impl Connection {
             if list.is_going() && list.unposted() > 0 {
                 break;
             }
-            if list.is_going() && list.confirmation == PartState::Waits && self.sends.room(places) > 0 {
+            if list.is_going() && list.confirmation == PartState::Waits && self.sends.room(reserved) > 0 {
                 list.confirmation = self.push_confirmation(list.number(), &mut list.order);
             }
             if list.wants_notification() {
-                lists.missing = (usize::from(self.sends.room(places) == 0), usize::from(self.credits() == 0));
+                lists.missing = (usize::from(self.sends.room(reserved) == 0), usize::from(self.credits() == 0));
                 if lists.missing == (0, 0) {
                     list.notification = PartState::Posted;
                     self.push_notification(list, env);

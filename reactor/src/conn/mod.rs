@@ -89,7 +89,7 @@ impl Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A slot in the send queue.
-    Place,
+    Slot,
     /// A slot and a credit.
     Message,
     /// A message longer than one buffer. It can be sent in two ways. To send it as fragments, slots and credits for `parts` messages are
@@ -106,7 +106,7 @@ impl Need {
                 Self::Transfer { parts: parts.min(others), copy: copy.min(other) }
             }
             (Self::Transfer { .. }, less) | (less, Self::Transfer { .. }) => less,
-            (Self::Place, _) | (_, Self::Place) => Self::Place,
+            (Self::Slot, _) | (_, Self::Slot) => Self::Slot,
             (Self::Message, Self::Message) => Self::Message,
         }
     }
@@ -364,7 +364,7 @@ impl Connection {
     /// queue.
     #[inline(always)]
     fn room_for_message(&self) -> Result<(), Blocked> {
-        match (self.credits() > 0, self.has_place()) {
+        match (self.credits() > 0, self.has_slot()) {
             (false, _) => Err(Blocked::Window),
             (_, false) => Err(Blocked::Queue),
             _ => Ok(()),
@@ -384,18 +384,18 @@ impl Connection {
     }
 
     #[inline]
-    fn has_place(&self) -> bool {
-        self.sends.room(self.transfers.places()) > 0
+    fn has_slot(&self) -> bool {
+        self.sends.room(self.transfers.slots()) > 0
     }
 
     /// Returns the number of messages that the program could send now.
     pub(crate) fn writable(&self) -> usize {
-        self.places().min(self.credits())
+        self.free_slots().min(self.credits())
     }
 
     /// Returns the number of work requests that the program could queue now.
-    pub(crate) fn places(&self) -> usize {
-        if self.state.is_open() { self.sends.room(self.transfers.places()) } else { 0 }
+    pub(crate) fn free_slots(&self) -> usize {
+        if self.state.is_open() { self.sends.room(self.transfers.slots()) } else { 0 }
     }
 
     /// Requests an `on_writable` for this need, as if a send had been refused, even if there is capacity. Returns false if the connection
@@ -418,7 +418,7 @@ impl Connection {
             // accepted.
             self.mark(env);
         }
-        if need == Need::Place && !self.sends.request_signal() {
+        if need == Need::Slot && !self.sends.request_signal() {
             // No completion will report the posted sends, because all of them are unsignaled. So a signaled ping is sent, and its
             // completion frees the slots of these sends.
             self.keepalive.owes_ping = true;
@@ -431,7 +431,7 @@ impl Connection {
     pub(crate) fn is_unblocked(&self) -> Option<Need> {
         let need = self.refused.filter(|_| self.state.is_open())?.need;
         let met = match need {
-            Need::Place => self.has_place(),
+            Need::Slot => self.has_slot(),
             Need::Message => self.room_for_message().is_ok(),
             // There is capacity to send the message as fragments. This needs neither a transfer in flight nor memory for a copy.
             Need::Transfer { parts, .. } if parts <= self.writable() => return Some(Need::Message),

@@ -260,11 +260,11 @@ impl Connection {
 
     // One-sided operations.
 
-    /// Checks that an operation of `places` work requests can be queued now. `credit` is true if
+    /// Checks that an operation of `slots` work requests can be queued now. `credit` is true if
     /// the operation uses a receive of the peer.
     pub(crate) fn check_operation(
         &mut self,
-        places: usize,
+        slots: usize,
         credit: bool,
         env: &mut Env<'_>,
     ) -> Result<(), SendErrorKind> {
@@ -272,13 +272,13 @@ impl Connection {
             return Err(SendErrorKind::Closed);
         }
         let most = self.sends.most_room();
-        if places > most {
-            return Err(SendErrorKind::TooManyRegions { count: places, max: most });
+        if slots > most {
+            return Err(SendErrorKind::TooManyRegions { count: slots, max: most });
         }
         let room = if credit { self.room_for_message() } else { Ok(()) };
-        let enough = self.sends.room(self.transfers.places()) >= places;
+        let enough = self.sends.room(self.transfers.slots()) >= slots;
         room.and(if enough { Ok(()) } else { Err(Blocked::Queue) }).map_err(|blocked| {
-            self.refuse(if credit { Need::Message } else { Need::Place }, env);
+            self.refuse(if credit { Need::Message } else { Need::Slot }, env);
             SendErrorKind::WouldBlock(blocked)
         })
     }

@@ -261,7 +261,7 @@ impl Transfers {
     /// Returns the number of slots in the send queue that are reserved: one for each report to the peer that is due, and one for a Read if
     /// no Read of a large message is in flight and one must be posted.
     #[inline]
-    pub(crate) fn places(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
             let unread = |transfer: &IncomingMessage| transfer.asked < transfer.total;
             active.due_reports() + usize::from(active.pieces == 0 && active.incoming.iter().any(unread))

@@ -49,15 +49,15 @@ impl PendingConnections {
     }
 
     /// Notes that a connection will not come up. Returns the slot that it has from now on.
-    pub(super) fn will_end(&mut self, place: PendingSlot) -> PendingSlot {
-        let PendingSlot::ToComeUp(ticket) = place else { return place };
-        let Some(NewcomerEntry { id, since, host }) = self.coming.remove(ticket) else { return place };
+    pub(super) fn will_end(&mut self, slot: PendingSlot) -> PendingSlot {
+        let PendingSlot::ToComeUp(ticket) = slot else { return slot };
+        let Some(NewcomerEntry { id, since, host }) = self.coming.remove(ticket) else { return slot };
         PendingSlot::ToEnd(self.ending.add(id, host, since))
     }
 
     /// Frees the slot of a connection that is up or has ended.
-    pub(super) fn remove(&mut self, place: PendingSlot) {
-        match place {
+    pub(super) fn remove(&mut self, slot: PendingSlot) {
+        match slot {
             PendingSlot::ToComeUp(ticket) => _ = self.coming.remove(ticket),
             PendingSlot::ToEnd(ticket) => _ = self.ending.remove(ticket),
         }
@@ -139,26 +139,26 @@ mod tests {
             (id, pending.add(id, host(from), start))
         };
         for nth in 0..8 {
-            let (_, place) = add(&mut pending, nth, 1);
-            pending.will_end(place);
+            let (_, slot) = add(&mut pending, nth, 1);
+            pending.will_end(slot);
         }
         for nth in 8..11 {
             add(&mut pending, nth, 2);
         }
         assert_eq!(pending.gives_way(host(1)), None);
-        let (coming, place) = add(&mut pending, 11, 1);
+        let (coming, slot) = add(&mut pending, 11, 1);
         assert_eq!(pending.gives_way(host(1)), None);
         assert_eq!([2, 3].map(|from| pending.gives_way(host(from))), [Some(coming); 2]);
         pending.saw(later);
         assert_eq!([1, 2, 3].map(|from| pending.gives_way(host(from))), [Some(coming); 3]);
-        pending.remove(place);
+        pending.remove(slot);
         assert_eq!(pending.gives_way(host(1)), None);
     }
 
-    /// A model of a reactor with `places` slots for connections that are not up. A turn takes one millisecond.
+    /// A model of a reactor with `limit` slots for connections that are not up. A turn takes one millisecond.
     struct PendingModel {
         pending: PendingConnections,
-        places: usize,
+        limit: usize,
         start: Instant,
         now: u64,
         tag: ReactorTag,
@@ -168,31 +168,31 @@ mod tests {
     }
 
     impl PendingModel {
-        fn new(places: usize) -> Self {
+        fn new(limit: usize) -> Self {
             #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
             let start = Instant::now();
             let (tag, held) = (ReactorTag::next(), BTreeMap::new());
-            Self { pending: PendingConnections::new(start), places, start, now: 0, tag, next: 0, held }
+            Self { pending: PendingConnections::new(start), limit, start, now: 0, tag, next: 0, held }
         }
 
         /// Adds a connection of the host `from`. Returns its id, or `None` if it is refused.
         fn connects(&mut self, from: u16) -> Option<ConnectionId> {
-            if self.pending.len() >= self.places {
+            if self.pending.len() >= self.limit {
                 let victim = self.pending.gives_way(host(from))?;
                 self.leaves(victim);
             }
             let id = ConnectionId::new(self.tag, self.next, 1);
             self.next += 1;
-            let place = self.pending.add(id, host(from), self.start + Duration::from_millis(self.now));
-            self.held.insert(id, (from, self.now, place));
-            assert!(self.pending.len() <= self.places && self.pending.len() == self.held.len());
+            let slot = self.pending.add(id, host(from), self.start + Duration::from_millis(self.now));
+            self.held.insert(id, (from, self.now, slot));
+            assert!(self.pending.len() <= self.limit && self.pending.len() == self.held.len());
             Some(id)
         }
 
         /// Removes a connection that is up or has ended. Returns false if the connection was removed before.
         fn leaves(&mut self, id: ConnectionId) -> bool {
             let held = self.held.remove(&id);
-            held.map(|(_, _, place)| self.pending.remove(place)).is_some()
+            held.map(|(_, _, slot)| self.pending.remove(slot)).is_some()
         }
 
         fn oldest(&self) -> Option<(ConnectionId, u64)> {
@@ -252,8 +252,8 @@ mod tests {
     #[test]
     fn a_host_pays_for_itself() {
         let mut model = PendingModel::new(10);
-        let first = model.connects(1).expect("a place");
-        let other = model.connects(2).expect("a place");
+        let first = model.connects(1).expect("a free slot");
+        let other = model.connects(2).expect("a free slot");
         (0..8).for_each(|_| assert!(model.connects(1).is_some()));
         assert_eq!(model.connects(1), None, "all of them are new");
         (0..=GRACE.as_millis()).for_each(|_| model.turn());
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn the_only_place_is_not_taken_at_once() {
         let mut model = PendingModel::new(1);
-        let first = model.connects(1).expect("a place");
+        let first = model.connects(1).expect("a free slot");
         assert_eq!((model.connects(2), model.connects(1)), (None, None));
         (0..=GRACE.as_millis()).for_each(|_| model.turn());
         assert!(model.connects(2).is_some() && !model.leaves(first));

@@ -46,7 +46,7 @@ pub(crate) struct ConnectionLink {
     /// The queue pair. Set once the connection has a device; cleared when the queue pair is destroyed.
     pub(super) qp: Option<QpId>,
     /// The device of the connection, and the resources that are reserved there for the connection. Set once the connection has a device.
-    pub(super) place: Option<DeviceBinding>,
+    pub(super) binding: Option<DeviceBinding>,
     /// The slab of buffers that the peer maps as shared memory. `None` if the slab was not requested yet. `Some(None)` if the peer is on
     /// another host, the connection is secured, or the slab could not be allocated, registered or
     /// mapped.
@@ -195,7 +195,7 @@ impl ConnectionTable {
     pub(super) fn will_end(&mut self, id: ConnectionId) {
         let Some(entry) = self.entries.get_mut(id.slot()).filter(|entry| entry.id == id) else { return };
         let Some(slot) = entry.slot.as_mut() else { return };
-        slot.link.waits = slot.link.waits.map(|place| self.pending.will_end(place));
+        slot.link.waits = slot.link.waits.map(|slot| self.pending.will_end(slot));
         if crate::planted("an-end-frees-its-place") {
             self.settled(id);
         }
@@ -203,8 +203,8 @@ impl ConnectionTable {
 
     /// Frees the slot of a connection that a peer opened, because the connection is up.
     pub(super) fn settled(&mut self, id: ConnectionId) {
-        if let Some(place) = self.get_mut(id).and_then(|slot| slot.link.waits.take()) {
-            self.pending.remove(place);
+        if let Some(waits) = self.get_mut(id).and_then(|slot| slot.link.waits.take()) {
+            self.pending.remove(waits);
         }
     }
 
@@ -212,8 +212,8 @@ impl ConnectionTable {
     pub(super) fn remove(&mut self, id: ConnectionId) -> Option<ConnectionSlot> {
         let entry = self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?;
         let mut slot = entry.slot.take()?;
-        if let Some(place) = slot.link.waits.take() {
-            self.pending.remove(place);
+        if let Some(waits) = slot.link.waits.take() {
+            self.pending.remove(waits);
         }
         if let Some(host) = slot.link.host.take() {
             self.hosts.close(host);
@@ -240,12 +240,12 @@ impl ConnectionTable {
         self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?.slot.as_mut()
     }
 
-    /// Returns the connection that has posted a work request. `place` is the part of the work request id that encodes the entry and the
+    /// Returns the connection that has posted a work request. `number` is the part of the work request id that encodes the entry and the
     /// generation of the connection.
     #[inline]
-    pub(crate) fn of_work(&mut self, place: u64) -> Option<&mut ConnectionSlot> {
-        let right = |entry: &&mut TableEntry| entry.id.place() == place || crate::planted("no-generation-check");
-        self.entries.get_mut((place & ((1 << SLOT_BITS) - 1)) as usize).filter(right)?.slot.as_mut()
+    pub(crate) fn of_work(&mut self, number: u64) -> Option<&mut ConnectionSlot> {
+        let right = |entry: &&mut TableEntry| entry.id.entry() == number || crate::planted("no-generation-check");
+        self.entries.get_mut((number & ((1 << SLOT_BITS) - 1)) as usize).filter(right)?.slot.as_mut()
     }
 
     /// Returns the tag of the reactor that this table belongs to.

@@ -192,7 +192,7 @@ impl World {
     pub(crate) fn at(&mut self, id: ConnectionId) -> Option<(&mut ConnectionSlot, Env<'_>)> {
         let Self { table, devices, config, now, effects, stats, .. } = self;
         let slot = table.get_mut(id)?;
-        let device = slot.link.place.map_or(usize::MAX, |place| place.device);
+        let device = slot.link.binding.map_or(usize::MAX, |binding| binding.device);
         let buffers = devices.buffers(device);
         Some((slot, Env { now: *now, config, device, buffers, effects, stats }))
     }
@@ -218,7 +218,7 @@ impl World {
         let Self { table, devices, providers, config, now, effects, stats, .. } = self;
         let slot = table.get_mut(id)?;
         let provider = providers.numbered(slot.link.cm.provider);
-        let device = slot.link.place.map_or(usize::MAX, |place| place.device);
+        let device = slot.link.binding.map_or(usize::MAX, |binding| binding.device);
         let buffers = devices.buffers(device);
         let env = Env { now: *now, config, device, buffers, effects, stats };
         Some((slot, env, provider))
@@ -239,7 +239,7 @@ impl World {
     /// device, without the features that cannot be used with this peer.
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
         let slot = self.table.get(id)?;
-        let device = self.devices.get(slot.link.place?.device)?;
+        let device = self.devices.get(slot.link.binding?.device)?;
         let mut capabilities = self.providers.get(slot.link.cm.provider).device(device.id)?.capabilities;
         capabilities.features = self.features(slot);
         Some(capabilities)
@@ -264,13 +264,13 @@ impl World {
     /// Returns the device of a connection.
     #[inline]
     pub(super) fn device_of(&self, slot: &ConnectionSlot) -> Option<&Device> {
-        self.devices.get(slot.link.place?.device)
+        self.devices.get(slot.link.binding?.device)
     }
 
     /// Returns the name of a connection's device.
     pub(crate) fn device_name(&self, id: ConnectionId) -> Option<&str> {
-        let place = self.table.get(id)?.link.place?;
-        self.devices.get(place.device).map(|device| device.name.as_str())
+        let binding = self.table.get(id)?.link.binding?;
+        self.devices.get(binding.device).map(|device| device.name.as_str())
     }
 
     /// Returns the name of the provider that carries a connection, or that of shared memory.
@@ -304,7 +304,7 @@ impl World {
     ) -> Option<(usize, Buffer, Arc<Slabs>, Arc<ReturnChannel>)> {
         let Self { table, devices, providers, .. } = self;
         let slot = table.get_mut(id).filter(|slot| slot.conn.state().is_open())?;
-        let device = devices.get_mut(slot.link.place?.device)?;
+        let device = devices.get_mut(slot.link.binding?.device)?;
         let provider = providers.numbered(slot.link.cm.provider);
         // On a secured connection the peer must not see a message before it is encrypted.
         let qp = slot.link.qp.filter(|_| !slot.conn.is_secured());
@@ -326,7 +326,7 @@ impl World {
     /// connection. Returns the mapped slab of the connection, if it has one.
     pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<Option<u16>, SendErrorKind> {
         let slot = self.open_slot(id)?;
-        let same = slot.link.place.is_some_and(|place| place.device == channel.pool.device);
+        let same = slot.link.binding.is_some_and(|binding| binding.device == channel.pool.device);
         if same && self.owns_buffers_of(channel) {
             Ok(slot.link.apart.flatten())
         } else {

@@ -190,7 +190,7 @@ impl<'a> ConnectionContext<'a> {
     /// [`crate::Context::writable`] considers both slots and credits.
     #[must_use]
     pub fn free_slots(&self) -> usize {
-        self.driver.table.get(self.conn).map_or(0, |slot| slot.conn.places())
+        self.driver.table.get(self.conn).map_or(0, |slot| slot.conn.free_slots())
     }
 
     /// Returns the total time during which the connection refused sends: the sum of all periods

@@ -241,7 +241,7 @@ impl Context<'_> {
     /// }
     /// ```
     pub fn await_room(&mut self, conn: ConnectionId, missing: Blocked) -> bool {
-        let need = if missing == Blocked::Queue { Need::Place } else { Need::Message };
+        let need = if missing == Blocked::Queue { Need::Slot } else { Need::Message };
         self.driver.input(conn, |conn, env| conn.await_room(need, env)).unwrap_or(false)
     }
 

@@ -65,7 +65,7 @@ impl SharedReceives {
             claims: Claims::new(claimable(count)),
             size,
             receives: (0..count).map(|_| None).collect(),
-            vacant: (0..count).rev().map(|place| place as u16).collect(),
+            vacant: (0..count).rev().map(|slot| slot as u16).collect(),
             reposts: (0..count).map_while(|_| pool.take()).collect(),
             owners: Vec::new(),
             lingering: Vec::new(),
@@ -128,11 +128,11 @@ impl SharedReceives {
         (of == qp).then_some(connection)
     }
 
-    /// Takes the buffer of a completed receive out of its slot `place`; `None` if no receive is posted in this slot.
+    /// Takes the buffer of a completed receive out of its slot `slot`; `None` if no receive is posted in this slot.
     #[inline]
-    pub(crate) fn take(&mut self, place: u16) -> Option<Buffer> {
-        let posted = self.receives.get_mut(usize::from(place))?.take()?;
-        self.vacant.push(place);
+    pub(crate) fn take(&mut self, slot: u16) -> Option<Buffer> {
+        let posted = self.receives.get_mut(usize::from(slot))?.take()?;
+        self.vacant.push(slot);
         Some(posted.done())
     }
 
@@ -156,14 +156,14 @@ impl SharedReceives {
     /// Moves the free buffers into `chain`, as receive work requests that are to be posted.
     pub(crate) fn prepare(&mut self, pool: &Pool, chain: &mut Vec<RecvWr>) {
         chain.clear();
-        while let Some(place) = self.vacant.pop() {
+        while let Some(slot) = self.vacant.pop() {
             let Some(buffer) = self.reposts.pop() else {
-                self.vacant.push(place);
+                self.vacant.push(slot);
                 break;
             };
             let (posted, sge) = pool.post(buffer, self.size);
-            self.receives[usize::from(place)] = Some(posted);
-            chain.push(RecvWr { wr_id: shared_recv_wr_id(place), sges: SgeList::one(sge) });
+            self.receives[usize::from(slot)] = Some(posted);
+            chain.push(RecvWr { wr_id: shared_recv_wr_id(slot), sges: SgeList::one(sge) });
         }
     }
 
@@ -188,8 +188,8 @@ impl SharedReceives {
         };
         posted.map_err(|failed| {
             for wr in &chain[failed.posted..] {
-                if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wr.wr_id) {
-                    let buffer = self.take(place);
+                if let WorkRequestId::SharedRecv { slot } = WorkRequestId::of(wr.wr_id) {
+                    let buffer = self.take(slot);
                     self.reposts.extend(buffer);
                 }
             }

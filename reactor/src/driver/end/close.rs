@@ -30,7 +30,7 @@ impl Ends {
                 log::debug!("{id}: disconnecting: {error}");
             }
         }
-        let mark = slot.link.place.and_then(|place| devices.cq(place.queue())).map(CompletionQueue::mark);
+        let mark = slot.link.binding.and_then(|binding| devices.cq(binding.queue())).map(CompletionQueue::mark);
         slot.link.flush = Flush::Waiting(mark.unwrap_or_default());
         world.set_timeout(id, world.config.timeouts.flush);
         self.watch_end(world, id);
@@ -52,8 +52,8 @@ impl Ends {
         let Some(slot) = world.table.get_mut(id) else { return };
         // The queues of a failed or removed device are not polled any more, so no completion will
         // arrive.
-        let cq = slot.link.place.and_then(|place| {
-            world.devices.get_mut(place.device).filter(|device| !device.removed)?.cqs.get_mut(place.room.cq)
+        let cq = slot.link.binding.and_then(|binding| {
+            world.devices.get_mut(binding.device).filter(|device| !device.removed)?.cqs.get_mut(binding.room.cq)
         });
         let waits = match (slot.link.flush, cq) {
             (Flush::Waiting(begun), Some(cq)) => {
@@ -102,9 +102,9 @@ impl Ends {
         if !slot.conn.receives.is_shared() || never_up {
             return Some(true);
         }
-        let place = slot.link.place?;
-        let Some(device) = devices.get_mut(place.device).filter(|device| !device.removed) else { return Some(true) };
-        let Some(cq) = device.cqs.get_mut(place.room.cq) else { return Some(true) };
+        let binding = slot.link.binding?;
+        let Some(device) = devices.get_mut(binding.device).filter(|device| !device.removed) else { return Some(true) };
+        let Some(cq) = device.cqs.get_mut(binding.room.cq) else { return Some(true) };
         if cq.has_passed(begun) && slot.allowance.backlog.is_empty() {
             return Some(true);
         }
@@ -127,10 +127,10 @@ impl Ends {
         let unknown = Silence { heard: None, caught_up: true, since, late };
         let World { table, devices, providers, stats, .. } = world;
         let Some(slot) = table.get(id) else { return unknown };
-        let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return unknown };
+        let (Some(qp), Some(binding)) = (slot.link.qp, slot.link.binding) else { return unknown };
         let liveness = providers.get(slot.link.cm.provider).liveness();
         let heard = liveness.and_then(|liveness| liveness.last_heard(qp));
-        let Some(cq) = devices.cq(place.queue()) else { return Silence { heard, ..unknown } };
+        let Some(cq) = devices.cq(binding.queue()) else { return Silence { heard, ..unknown } };
         let Some(suspicion) = suspicion else { return Silence { heard, caught_up: false, since, late } };
         let unread = liveness.is_some_and(|liveness| liveness.has_unread(qp)) || !slot.allowance.backlog.is_empty();
         let looked = stats.turns.waits > suspicion.waits && !unread;

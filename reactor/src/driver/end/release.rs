@@ -88,14 +88,14 @@ impl World {
             self.timers.cancel(timer);
         }
         self.stats.memory.held_receives -= slot.conn.receives.kept() as usize;
-        let Some(place) = slot.link.place else { return };
-        if let Some(device) = self.devices.get_mut(place.device) {
+        let Some(binding) = slot.link.binding else { return };
+        if let Some(device) = self.devices.get_mut(binding.device) {
             if let Some(slab) = slot.link.apart.flatten() {
                 self.stats.memory.unreleased +=
                     device.remove_mapped_slab(self.providers.numbered(slot.link.cm.provider), slab);
             }
             let kept = slot.conn.receives.kept();
-            let mark = device.cqs[place.room.cq].mark();
+            let mark = device.cqs[binding.room.cq].mark();
             match (slot.conn.receives.claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = slot.link.qp {
@@ -106,22 +106,22 @@ impl World {
                     for wc in slot.allowance.backlog.drain(..) {
                         // This completion was polled, but was not passed to the connection. So the
                         // buffer of its receive is returned to the shared queue here.
-                        if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wc.wr_id) {
-                            if let Some(buffer) = shared.take(place) {
+                        if let WorkRequestId::SharedRecv { slot } = WorkRequestId::of(wc.wr_id) {
+                            if let Some(buffer) = shared.take(slot) {
                                 shared.give(buffer);
                             }
                         }
                     }
-                    shared.leave(claim, kept, slot.link.lost.is_none().then_some((place.room.cq, mark)));
-                    device.release(place.room, 0, slot.link.lost);
+                    shared.leave(claim, kept, slot.link.lost.is_none().then_some((binding.room.cq, mark)));
+                    device.release(binding.room, 0, slot.link.lost);
                 }
                 _ => {
                     slot.conn.receives.empty(&mut device.buffers.pool);
-                    device.release(place.room, kept as usize, slot.link.lost);
+                    device.release(binding.room, kept as usize, slot.link.lost);
                 }
             }
         }
-        self.drop_if_abandoned(place.device);
+        self.drop_if_abandoned(binding.device);
         self.expect_trim();
     }
 
@@ -138,7 +138,7 @@ impl World {
     /// Ends the connections of a device that is being removed or has failed.
     pub(crate) fn end_connections_of(&mut self, index: usize) {
         for id in self.table.ids() {
-            if self.table.get(id).and_then(|slot| slot.link.place).is_some_and(|place| place.device == index) {
+            if self.table.get(id).and_then(|slot| slot.link.binding).is_some_and(|binding| binding.device == index) {
                 self.pass(id, |conn, env| conn.device_removed(env));
             }
         }
@@ -154,7 +154,7 @@ impl World {
         }
         for id in self.table.ids() {
             let on_it = self.table.get(id).is_some_and(|slot| {
-                slot.conn.receives.is_shared() && slot.link.place.is_some_and(|place| place.device == device)
+                slot.conn.receives.is_shared() && slot.link.binding.is_some_and(|binding| binding.device == device)
             });
             if on_it {
                 let reason = DisconnectReason::Internal("the shared receive queue failed".into());

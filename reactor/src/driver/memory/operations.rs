@@ -40,9 +40,9 @@ impl Driver {
         if self.has(id, Features::OPEN_READ_SINKS) && !are_sinks() {
             return Err(SendErrorKind::NotASink);
         }
-        let places = locals.len();
+        let slots = locals.len();
         self.input(id, |conn, env| {
-            conn.check_operation(places, false, env)?;
+            conn.check_operation(slots, false, env)?;
             let locals = Locals::to_write(locals)?;
             Ok(conn.read(remote.address(), locals, env))
         })
@@ -314,7 +314,9 @@ impl Driver {
     /// the region.
     #[inline]
     fn check_local(&self, slot: &ConnectionSlot, region: &Region, range: &Range<usize>) -> Result<(), SendErrorKind> {
-        if !self.world.registry.knows(region) || slot.link.place.is_none_or(|place| place.device != region.device()) {
+        if !self.world.registry.knows(region)
+            || slot.link.binding.is_none_or(|binding| binding.device != region.device())
+        {
             return Err(SendErrorKind::ForeignRegion);
         }
         if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }

@@ -110,9 +110,11 @@ impl World {
     /// Returns the device on which memory is registered for a connection, and the queue pair that may access this memory.
     fn registration_target(&self, id: ConnectionId) -> Result<RegistrationTarget, Error> {
         let slot = self.table.get(id).ok_or(Error::Gone("connection"))?;
-        let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return Err(Error::Gone("connection")) };
-        self.live_device(place.device)?;
-        Ok(RegistrationTarget { device: place.device, connection: Some((id, qp)) })
+        let (Some(qp), Some(binding)) = (slot.link.qp, slot.link.binding) else {
+            return Err(Error::Gone("connection"));
+        };
+        self.live_device(binding.device)?;
+        Ok(RegistrationTarget { device: binding.device, connection: Some((id, qp)) })
     }
 
     fn live_device(&self, index: usize) -> Result<&Device, Error> {
@@ -121,18 +123,23 @@ impl World {
 
     /// Returns a [`RegionMaker`], with which other threads register regions on the connection's device.
     pub(crate) fn region_maker(&mut self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
-        let place = self.table.get(id).and_then(|slot| slot.link.place).ok_or(Error::Gone("connection"))?;
-        let device = self.live_device(place.device)?.id;
-        let role = self.providers.of_device(place.device).off_loop_registration();
+        let binding = self.table.get(id).and_then(|slot| slot.link.binding).ok_or(Error::Gone("connection"))?;
+        let device = self.live_device(binding.device)?.id;
+        let role = self.providers.of_device(binding.device).off_loop_registration();
         let registrar = role.map(|role| role.registrar(device)).transpose()?;
-        Ok(RegionMaker { registrar, options, device: place.device, drop_channel: self.registry.drop_channel().clone() })
+        Ok(RegionMaker {
+            registrar,
+            options,
+            device: binding.device,
+            drop_channel: self.registry.drop_channel().clone(),
+        })
     }
 
     /// Turns memory that another thread has registered on the connection's device into a region of this reactor.
     pub(crate) fn adopt(&mut self, id: ConnectionId, prepared: PreparedRegion) -> Result<Region, Error> {
         let PreparedRegion { memory, len, registration, options, device, drop_channel } = prepared;
-        let place = self.table.get(id).and_then(|slot| slot.link.place).ok_or(Error::Gone("connection"))?;
-        if place.device != device || !drop_channel.dropped.same_channel(&self.registry.drop_channel().dropped) {
+        let binding = self.table.get(id).and_then(|slot| slot.link.binding).ok_or(Error::Gone("connection"))?;
+        if binding.device != device || !drop_channel.dropped.same_channel(&self.registry.drop_channel().dropped) {
             return Err(Error::ForeignDevice);
         }
         self.register(id, Material::Prepared(memory, len, registration), &options)

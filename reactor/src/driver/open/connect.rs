@@ -138,7 +138,7 @@ impl Connector {
         // completions of the destroyed queue pair have no connection. Otherwise they would count as
         // completions of the next attempt.
         old.link.qp = qp;
-        let device = old.link.place.map_or(usize::MAX, |place| place.device);
+        let device = old.link.binding.map_or(usize::MAX, |binding| binding.device);
         old.conn.drop_attempt(&mut Env { now: *now, config, device, buffers: devices.buffers(device), effects, stats });
         owners.own(cm, CmIdOwner::Connection(id));
         world.revoke_regions_of(id);

@@ -71,7 +71,7 @@ impl World {
         };
         let immediate = provider.immediate_sends().is_some();
         slot.conn.set_queues((attr.max_send_wr, immediate), receives, window);
-        (slot.link.place, slot.link.qp) = (Some(DeviceBinding { device: index, room }), Some(qp));
+        (slot.link.binding, slot.link.qp) = (Some(DeviceBinding { device: index, room }), Some(qp));
         if sharing.is_none() {
             let mut chain = self.devices.take_receive_chain();
             let posted = match self.at_with_provider(id) {
@@ -114,7 +114,7 @@ impl World {
     /// Returns true if the device of a connection has extensions, which can be used only if the
     /// peer supports them too.
     fn offers_extensions(&self, id: ConnectionId) -> bool {
-        let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
+        let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.binding?.device));
         let info = device.and_then(|device| self.providers.get_of_device(device.index()).device(device.id));
         info.is_some_and(|info| info.capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT))
     }
@@ -133,7 +133,7 @@ impl World {
 
     /// Returns the largest payload of one buffer on the device of a connection, in bytes.
     pub(crate) fn buffer_size_of(&self, id: ConnectionId) -> u32 {
-        let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
+        let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.binding?.device));
         device.map_or(self.config.buffer_size, |device| device.buffer_size)
     }
 

@@ -55,15 +55,15 @@ impl Driver {
         let (device, wc) = queues.completion(nth)?;
         let work = WorkRequestId::of(wc.wr_id);
         let slot = match work {
-            WorkRequestId::Send { place, .. } | WorkRequestId::Recv { place } => table.of_work(place),
-            WorkRequestId::SharedRecv { place } => {
+            WorkRequestId::Send { entry, .. } | WorkRequestId::Recv { entry } => table.of_work(entry),
+            WorkRequestId::SharedRecv { slot: index } => {
                 // If the connection of this completion has already ended, the buffer of the receive is returned to the shared queue.
                 let shared = devices.get_mut(device).and_then(|device| device.buffers.shared.as_mut());
                 shared.and_then(|shared| {
                     let owner = shared.owner(wc.qp);
                     let slot = owner.and_then(|id| table.get_mut(id));
                     if slot.is_none() {
-                        if let Some(buffer) = shared.take(place) {
+                        if let Some(buffer) = shared.take(index) {
                             shared.give(buffer);
                         }
                     }
@@ -189,7 +189,7 @@ impl Driver {
         let mut completed = None;
         if let Some(qp) = slot.link.qp {
             let provider = providers.numbered(slot.link.cm.provider);
-            let device = slot.link.place.map_or(usize::MAX, |place| place.device);
+            let device = slot.link.binding.map_or(usize::MAX, |binding| binding.device);
             let (buffers, chain) = devices.buffers_and_chain(device);
             let mut env = Env { now: *now, config, device, buffers, effects, stats };
             let posted = if slot.conn.sends_first() {
@@ -206,7 +206,7 @@ impl Driver {
             };
             match posted {
                 Ok(Posted::Pending) => {}
-                Ok(Posted::Completed) => completed = slot.link.place.as_ref().map(DeviceBinding::queue),
+                Ok(Posted::Completed) => completed = slot.link.binding.as_ref().map(DeviceBinding::queue),
                 Err(error) => posting_failed(slot, &mut env, &error),
             }
         }
@@ -308,11 +308,11 @@ fn take(slot: &mut ConnectionSlot, work: WorkRequestId, wc: &WorkCompletion, env
     let taken = match work {
         WorkRequestId::Send { sequence, .. } => slot.conn.sent(sequence, wc.result(), env),
         _ => {
-            let place = if let WorkRequestId::SharedRecv { place } = work { place } else { 0 };
+            let shared_slot = if let WorkRequestId::SharedRecv { slot } = work { slot } else { 0 };
             let written = matches!(wc.opcode, WcOpcode::RecvWriteWithImmediate);
             let immediate = if written { wc.immediate } else { None };
             let completed = Completed { result: wc.result(), len: wc.byte_len, immediate, invalidated: wc.invalidated };
-            slot.conn.received(place, &completed, env)
+            slot.conn.received(shared_slot, &completed, env)
         }
     };
     if !taken {

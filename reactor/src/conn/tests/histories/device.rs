@@ -140,7 +140,7 @@ impl DeviceModel {
 
     pub(super) fn post_receives(&mut self, chain: &[RecvWr]) {
         for wr in chain {
-            let place = if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wr.wr_id) { place } else { 0 };
+            let place = if let WorkRequestId::SharedRecv { slot } = WorkRequestId::of(wr.wr_id) { slot } else { 0 };
             self.receives.push_back((place, wr.sges.as_slice()[0]));
         }
     }
