@@ -96,7 +96,10 @@ impl Connection {
 
     /// Ends all lists at the end of the connection.
     pub(super) fn fail_lists(&mut self, env: &mut Env<'_>) {
-        while let Some(list) = self.sends.lists.take_over(0) {
+        while let Some(mut list) = self.sends.lists.take_over(0) {
+            if list.is_late(env.now) {
+                list.stop.get_or_insert(Stop::Deadline);
+            }
             self.end_list(list, env);
         }
     }

@@ -8,7 +8,7 @@ use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::{Failure, WcStatus};
 
 use super::credit::{ReceiveWindow, SendWindow};
-use super::deadlines::Due;
+use super::deadlines::{ConnectionDeadlines, Due};
 use super::effects::{Action, Event};
 use super::evidence::Evidence;
 use super::frame::MessageKind;
@@ -519,6 +519,8 @@ impl Connection {
 
     fn begin_flush(&mut self, ending: Ending, env: &mut Env<'_>) {
         if self.state.close(ending) {
+            // Nothing that was waited for counts any more. The driver sets the end of the flush.
+            self.deadlines = ConnectionDeadlines::default();
             self.want(env, Action::Flush);
         }
     }

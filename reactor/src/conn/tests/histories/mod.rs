@@ -26,6 +26,7 @@ use crate::config::{Config, Framing};
 use crate::conn::effects::Event;
 use crate::conn::frame::{FrameHeader, MAX_FOLLOWING, MessageKind, Offer, TransferProgress};
 use crate::conn::list::ListDirection;
+use crate::conn::state::State;
 use crate::conn::{Connection, Role};
 use crate::error::{ConnectError, DisconnectReason};
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL, MAX_TRANSFERS};
@@ -878,6 +879,23 @@ fn a_message_that_begins_at_the_end_does_not_shorten_the_flush() {
     assert_eq!(deadline(side), end);
     assert!(side.poll() && side.poll() && !side.poll());
     assert_eq!((side.heard.len(), deadline(side)), (1, end));
+}
+
+/// A list is late when the next check of the peer is due, too. The connection ends, and the flush gets
+/// its whole time.
+#[test]
+fn a_late_list_leaves_the_flush_its_time() {
+    let mut history = connected(16, 8);
+    let [side, _] = pair(&mut history.sides, 1);
+    let (within, flush) = (Duration::from_secs(3), side.config.timeouts.flush);
+    side.begin_list_within(ListDirection::Read, 2, false, Some(side.now + within));
+    assert!(side.post());
+    let conn = side.conn.as_mut().expect("it is open");
+    conn.deadlines.step = Some(side.now + within);
+    side.advance(within);
+    let conn = side.conn.as_ref().expect("it waits for the flush");
+    assert!(matches!(conn.state(), State::Closing(_)));
+    assert_eq!(conn.next_timeout(), Some(side.now + flush));
 }
 
 /// A callback panics while the callbacks for later messages are pending. None of these is made.

@@ -1,5 +1,7 @@
 //! The program of one side of a history. It sends messages, and checks the callbacks that it receives.
 
+use std::time::Instant;
+
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wr::{RemoteAddress, SendOp};
 
@@ -289,6 +291,17 @@ impl Side {
     /// each, without a deadline. If `tells` is true, a message notifies the peer at the end of the
     /// list.
     pub(super) fn begin_list(&mut self, direction: ListDirection, pieces: usize, tells: bool) -> TransferId {
+        self.begin_list_within(direction, pieces, tells, None)
+    }
+
+    /// The same with a deadline.
+    pub(super) fn begin_list_within(
+        &mut self,
+        direction: ListDirection,
+        pieces: usize,
+        tells: bool,
+        deadline: Option<Instant>,
+    ) -> TransferId {
         let pieces = vec![Piece::new(0, RemoteRegion { address: 0, len: 1, key: 7 }); pieces];
         let leases = match direction {
             ListDirection::Read => Transfer::Read(&mut [&mut self.sink]).lease(&pieces, 1),
@@ -298,7 +311,7 @@ impl Side {
         let notification = tells.then(|| TransferNotification::Message(Box::new([0; 4])));
         // Lists may send their messages in another order than they begin. All these messages have the tag 0, which matches any tag.
         self.said.extend(tells.then_some(Said::Message { tag: 0, len: 4 }));
-        let order = Order { pieces, leases, direction, deadline: None, notification, confirmation: None };
+        let order = Order { pieces, leases, direction, deadline, notification, confirmation: None };
         self.input(|conn, env| conn.begin_list(order, env)).expect("the connection has not ended")
     }
 

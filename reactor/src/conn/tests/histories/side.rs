@@ -115,6 +115,8 @@ pub(super) struct Side {
     pub(super) effects: Effects,
     pub(super) stats: Stats,
     pub(super) now: Instant,
+    /// The time of the timer, which the side sets as the driver does.
+    timer: Option<Instant>,
     pub(super) device: DeviceModel,
     /// The number of buffers that the connection and the shared queue may use.
     pub(super) promised: usize,
@@ -213,6 +215,7 @@ impl Side {
             effects: Effects::default(),
             stats: Stats::default(),
             now,
+            timer: Some(now + Duration::from_secs(10)),
             promised,
             manner: Manner::LetGo,
             kept: Vec::new(),
@@ -312,16 +315,18 @@ impl Side {
                 }
                 let end = self.now + self.config.timeouts.flush;
                 self.conn.as_mut().expect("it wants a flush").deadlines.step = Some(end);
+                self.set_timer();
             }
             Action::Settled => self.settled += 1,
             Action::Discard(region) => drop(region),
-            Action::Deadline
-            | Action::Ending
-            | Action::Invalidated { .. }
-            | Action::Unused(_)
-            | Action::NoMemory
-            | Action::Ring => {}
+            Action::Deadline => self.set_timer(),
+            Action::Ending | Action::Invalidated { .. } | Action::Unused(_) | Action::NoMemory | Action::Ring => {}
         }
+    }
+
+    /// Sets the timer to the earliest deadline of the connection.
+    fn set_timer(&mut self) {
+        self.timer = self.conn.as_ref().and_then(Connection::next_timeout);
     }
 
     fn post_receives(&mut self) {
@@ -461,11 +466,18 @@ impl Side {
     /// Advances the time. Then handles the timer of the connection, if it has expired.
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
-        match self.tell(Connection::due).flatten() {
-            None => return,
-            Some(Due::Step(_)) => {}
-            Some(Due::Close) => panic!("no program has a limit for its close"),
+        if self.timer.is_none_or(|at| at > self.now) {
+            return;
         }
+        while let Some(due) = self.tell(Connection::due).flatten() {
+            assert!(matches!(due, Due::Step(_)), "no program has a limit for its close");
+            self.step_due();
+        }
+        self.set_timer();
+    }
+
+    /// Handles the end of the time for the current step of the connection.
+    fn step_due(&mut self) {
         if self.conn.as_ref().is_some_and(|conn| matches!(conn.state(), State::Closing(_))) {
             // The flush timeout has expired. The side handles the completions that are in the queue now, and does not wait for later ones.
             while self.poll() {}
@@ -521,10 +533,12 @@ impl Side {
 
     /// Checks the conditions that must hold after every step.
     pub(super) fn check(&mut self) {
-        let Self { conn, config, buffers, device, promised, sink, source, .. } = self;
+        let Self { conn, config, buffers, device, promised, sink, source, timer, .. } = self;
         let used = buffers.pool.capacity() - buffers.pool.available();
         assert!(used <= *promised, "{used} buffers in use, {promised} promised");
         let Some(conn) = conn else { return };
+        let next = conn.next_timeout();
+        assert!(next.is_none_or(|next| timer.is_some_and(|at| at <= next)), "{next:?}, {timer:?}");
         assert!(conn.sends.posted() <= config.send_slots() as usize, "more sends than the queue pair has places");
         let outstanding = conn.rx.outstanding() as usize;
         let arrived = device.completions.iter().filter(|entry| matches!(entry, Completion::Receive { .. })).count();
