@@ -14,6 +14,8 @@ use rdma_transport_embedded::soft::{cq::CompletionQueues, keys::KeyTable, work_q
 
 const NAME: &str = "loopback";
 const DEVICE: DeviceId = DeviceId(0);
+// SAFETY: the queues use the entries of receives from `post_recv` on until the receives complete or are flushed.
+const ENTRIES: mem::EntryAccess = unsafe { mem::EntryAccess::new() };
 const NO_QUEUE_PAIR: TransportError = TransportError::Stale { object: "queue pair" };
 
 // The channels by which a provider notifies its user.
@@ -445,7 +447,7 @@ unsafe impl Provider for Loopback {
         if !fits { return of.state.refuse("create_qp"); }
         if attr.srq.is_some() { return unsupported("shared receives"); }
         let limits = &self.info.capabilities;
-        let queues = WorkQueues::new(QpId(id.0), attr, limits, &mut shared.side(self.side).cqs)?;
+        let queues = WorkQueues::new(QpId(id.0), attr, limits, &mut shared.side(self.side).cqs, ENTRIES)?;
         shared.id(self.side, id.0)?.queues = Some(queues);
         Ok(QpId(id.0))
     }

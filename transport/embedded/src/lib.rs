@@ -7,7 +7,7 @@
 //! | [`shm`] | connections within one host: rings in shared memory |
 //! | `roce` | datagrams: RoCE version 2 over UDP |
 //! | [`soft`] | parts for providers in software: queues, keys, events |
-//! | [`packets`], [`passing`] | UDP packets in batches, and Unix packets with a descriptor: the unsafe code of this crate |
+//! | [`packets`], [`passing`] | UDP packets in batches, and Unix packets with a descriptor |
 //!
 //! The provider is [`iwarp::Iwarp`]. It implements [`rdma_transport::Provider`], whose
 //! documentation has the rules. The crate `rdma-reactor` uses it.

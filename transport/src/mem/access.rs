@@ -20,7 +20,8 @@ impl EntryAccess {
     ///
     /// # Safety
     /// Each entry that is passed to a function of this type is one of a work request that was posted to the caller's
-    /// provider and is not done, or a part of such an entry. The bytes of the entry are written only if the work request
+    /// provider and is not done, or of a running call of [`crate::roles::ImmediateSends`], or a part of such an entry. It is
+    /// not an entry of device memory. The bytes of the entry are written only if the work request
     /// is a receive, a Read or an atomic operation. A slice that a function returns is not used when the work request
     /// is done.
     #[must_use]

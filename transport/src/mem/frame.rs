@@ -21,8 +21,9 @@ pub(super) fn append_entry<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], 
 /// Appends `header`, then `len` bytes that `copy` writes to the address that it gets, then `zeros` zero bytes.
 #[inline(always)]
 fn append<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], len: usize, zeros: usize, copy: impl FnOnce(*mut u8)) {
-    let (start, end) = (out.len(), out.len() + N + len + zeros);
-    out.reserve(N + len + zeros);
+    let more = len.checked_add(zeros).and_then(|more| more.checked_add(N)).expect("a frame is shorter than all memory");
+    out.reserve(more);
+    let (start, end) = (out.len(), out.len() + more);
     // SAFETY: the vector has reserved memory for all of these bytes past its end, and they are written before
     // `set_len` includes them.
     unsafe {

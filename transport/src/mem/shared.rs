@@ -239,8 +239,7 @@ impl Window {
     /// Returns a part of the window for reading. Returns `None` if the part is not inside the window.
     ///
     /// # Safety
-    /// Nothing is written to the part, and no atomic operation uses it: this process may have no
-    /// right to write it.
+    /// Nothing is written to the part: this process may have no right to write it.
     #[inline]
     pub unsafe fn source(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         self.memory.span(offset, len)

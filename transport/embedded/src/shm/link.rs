@@ -13,7 +13,7 @@ use super::outgoing::{INLINE, Outgoing, TransmitContext};
 use super::packet::{Announcement, Packet};
 use super::record::{RecordHeader, RecordKind};
 use super::ring::Consumer;
-use super::segment::{self, CAPACITY, HEAD, Segment, SegmentPayload, SegmentSide};
+use super::segment::{self, CAPACITY, EntryPayload, HEAD, Segment, SegmentPayload, SegmentSide};
 use super::windows::{Lendings, Windows};
 use crate::soft::checks;
 use crate::soft::completions::{Completions, Done};
@@ -185,7 +185,7 @@ impl<S: Segment> Link<S> {
         if small && self.outgoing.is_clear() {
             let put = |segment: &S, mut at: usize| {
                 for entry in wr.sges.as_slice() {
-                    segment.put(at, &SegmentPayload::Entry(entry));
+                    segment.put(at, &SegmentPayload::Entry(EntryPayload(entry)));
                     at += entry.len();
                 }
             };

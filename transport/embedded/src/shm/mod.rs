@@ -41,4 +41,4 @@ mod ring;
 pub mod segment;
 mod windows;
 
-pub use segment::{MappedSegment, Segment, SegmentPayload, Words};
+pub use segment::{EntryPayload, MappedSegment, Segment, SegmentPayload, Words};

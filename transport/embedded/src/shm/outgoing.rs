@@ -20,7 +20,7 @@ use super::account::STAGING;
 use super::fault::{LinkFault, Refusal};
 use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::ring::{InvalidPosition, Producer};
-use super::segment::{Segment, SegmentPayload};
+use super::segment::{EntryPayload, Segment, SegmentPayload};
 use super::windows::{LendingState, Lendings, Windows};
 use crate::entries::ENTRIES;
 use crate::soft::completions::{ATOMIC_LEN, Done};
@@ -502,7 +502,7 @@ impl Outgoing {
             };
             match self.sends.inline() {
                 Some(bytes) => put(&SegmentPayload::Bytes(bytes.get(offset..offset + taken).unwrap_or_default())),
-                None => sges.visit(offset, taken, |part| put(&SegmentPayload::Entry(&part))),
+                None => sges.visit(offset, taken, |part| put(&SegmentPayload::Entry(EntryPayload(&part)))),
             }
         }
         self.ring.commit(header.size());

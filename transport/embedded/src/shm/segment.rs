@@ -104,10 +104,14 @@ pub enum SegmentPayload<'a> {
     /// Bytes that no other thread or process writes during the copy.
     Bytes(&'a [u8]),
     /// The memory of a work request's scatter-gather entry.
-    Entry(&'a Sge),
+    Entry(EntryPayload<'a>),
     /// Memory that other threads or processes may write during the copy.
     Span(Span<'a>),
 }
+
+/// An entry of a work request that was posted and is not done. Only the provider makes one.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryPayload<'a>(pub(super) &'a Sge);
 
 impl SegmentPayload<'_> {
     /// Returns the length of the payload in bytes.
@@ -116,7 +120,7 @@ impl SegmentPayload<'_> {
     pub const fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
-            Self::Entry(entry) => entry.len(),
+            Self::Entry(entry) => entry.0.len(),
             Self::Span(span) => span.len(),
         }
     }
@@ -131,7 +135,7 @@ impl SegmentPayload<'_> {
     pub fn append_to(&self, out: &mut Vec<u8>) {
         match self {
             Self::Bytes(bytes) => out.extend_from_slice(bytes),
-            Self::Entry(entry) => ENTRIES.append_to(entry, out),
+            Self::Entry(entry) => ENTRIES.append_to(entry.0, out),
             Self::Span(span) => span.append_to(out),
         }
     }
@@ -141,7 +145,7 @@ impl SegmentPayload<'_> {
     pub(super) fn copy_into(&self, room: Span<'_>) {
         match self {
             Self::Bytes(bytes) => room.fill(bytes),
-            Self::Entry(entry) => ENTRIES.copy_to_span(entry, room),
+            Self::Entry(entry) => ENTRIES.copy_to_span(entry.0, room),
             Self::Span(span) => room.fill_from(*span),
         }
     }

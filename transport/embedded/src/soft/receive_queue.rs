@@ -19,7 +19,7 @@ pub(crate) struct ReceivedMessage {
 
 /// The receive queue of a queue pair: the posted receives, and the progress of the message that fills the first of them.
 #[derive(Debug)]
-pub struct ReceiveQueue {
+pub(crate) struct ReceiveQueue {
     posted: VecDeque<RecvWr>, // bound: receives
     /// The sequence number of the current message. Between two messages, the number of the next one. The first message has the number 1.
     msn: u32,
@@ -33,51 +33,45 @@ pub struct ReceiveQueue {
 
 impl ReceiveQueue {
     /// Creates an empty queue, with memory for `depth` receives.
-    pub fn new(depth: usize) -> Self {
+    pub(crate) fn new(depth: usize) -> Self {
         Self { posted: VecDeque::with_capacity(depth), msn: 1, placed: 0, entry: 0, entry_offset: 0 }
     }
 
     /// Returns the number of posted receives that no message has filled.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.posted.len()
     }
 
-    /// Returns true if the queue contains no receive.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.posted.is_empty()
-    }
-
     /// Appends a receive to the queue.
-    pub fn post(&mut self, wr: RecvWr) {
+    pub(crate) fn post(&mut self, wr: RecvWr) {
         self.posted.push_back(wr);
     }
 
     /// Removes and returns all receives that no message has filled.
-    pub fn take_all(&mut self) -> VecDeque<RecvWr> {
+    pub(crate) fn take_all(&mut self) -> VecDeque<RecvWr> {
         std::mem::take(&mut self.posted)
     }
 
     /// Removes the next receive and returns its `wr_id`. Returns `None` if the queue is empty.
-    pub fn pop(&mut self) -> Option<u64> {
+    pub(crate) fn pop(&mut self) -> Option<u64> {
         self.posted.pop_front().map(|wr| wr.wr_id)
     }
 
     /// Returns true if no byte of the current message is written to its receive.
-    pub const fn is_between_messages(&self) -> bool {
+    pub(crate) const fn is_between_messages(&self) -> bool {
         self.placed == 0
     }
 
     /// Returns the sequence number of the current message, or of the next message if none is in progress. The first message has the number
     /// 1.
-    pub const fn msn(&self) -> u32 {
+    pub(crate) const fn msn(&self) -> u32 {
         self.msn
     }
 
     /// Returns the size in bytes of the receive for the current or next message. If this queue is empty, takes a receive from the shared
     /// queue. Returns `None` if both queues are empty.
     #[inline]
-    pub fn room(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> Option<usize> {
+    pub(crate) fn room(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> Option<usize> {
         if self.posted.is_empty() && !self.has_next(shared) {
             return None;
         }
@@ -87,13 +81,13 @@ impl ReceiveQueue {
     /// Returns the number of bytes of the current message that are written to its receive.
     #[inline]
     #[must_use]
-    pub const fn placed(&self) -> usize {
+    pub(crate) const fn placed(&self) -> usize {
         self.placed
     }
 
     /// Returns true if a receive exists for the next message. If this queue is empty, takes a receive from the shared queue.
     #[cold]
-    pub fn has_next(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> bool {
+    pub(crate) fn has_next(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> bool {
         if self.posted.is_empty() {
             self.posted.extend(shared.as_mut().and_then(|queue| queue.take()));
         }
@@ -103,7 +97,7 @@ impl ReceiveQueue {
     /// Returns the memory for the next `len` bytes of the message. The memory is shorter than `len` if the bytes continue in another
     /// scatter-gather entry. Returns `None` if the receive has no more entries.
     #[inline]
-    pub fn place(&self, len: usize) -> Option<Sge> {
+    pub(crate) fn place(&self, len: usize) -> Option<Sge> {
         Some(self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, len))
     }
 
@@ -117,14 +111,14 @@ impl ReceiveQueue {
     }
 
     /// Records that the next `n` bytes of the message were written to the memory that [`ReceiveQueue::place`] returned.
-    pub fn filled(&mut self, n: usize) {
+    pub(crate) fn filled(&mut self, n: usize) {
         self.entry_offset += n;
         self.placed += n;
     }
 
     /// Copies the next bytes of the message to the receive. The caller has checked that the receive has room for them.
     #[inline]
-    pub fn fill(&mut self, bytes: &[u8]) {
+    pub(crate) fn fill(&mut self, bytes: &[u8]) {
         let mut done = 0;
         self.fill_with(bytes.len(), |place| {
             ENTRIES.fill(&place, &bytes[done..]);
@@ -187,7 +181,7 @@ impl ReceiveQueue {
     /// Ends the current message and removes its receive. Returns the `wr_id` of the receive and the length of the message in bytes. Returns
     /// `None` if no receive is posted.
     #[inline]
-    pub fn complete(&mut self) -> Option<(u64, u32)> {
+    pub(crate) fn complete(&mut self) -> Option<(u64, u32)> {
         let wr = self.posted.pop_front()?;
         let len = self.placed as u32;
         (self.placed, self.entry, self.entry_offset) = (0, 0, 0);

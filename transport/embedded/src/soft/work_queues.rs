@@ -5,6 +5,7 @@ use super::cq::CompletionQueues;
 use super::receive_queue::ReceiveQueue;
 use rdma_transport::caps::Capabilities;
 use rdma_transport::error::{Result, TransportError};
+use rdma_transport::mem::EntryAccess;
 use rdma_transport::qp::{QpAttr, QpId};
 use rdma_transport::wc::{WcOpcode, WcStatus};
 use rdma_transport::wr::{RecvWr, SendFlags, SendWr};
@@ -18,12 +19,19 @@ pub struct WorkQueues {
 }
 
 impl WorkQueues {
-    /// Checks the attributes, and reserves entries on the completion queues for both work queues. Shared receive queues are not supported.
+    /// Checks the attributes, and reserves entries on the completion queues for both work queues. Shared receive queues are
+    /// not supported. The last argument is the provider's promise about the entries of its work requests.
     ///
     /// # Errors
     /// Returns an error, and reserves no entries, if a depth or a size is out of range, or if a completion queue does not exist or
     /// is too small.
-    pub fn new(qp: QpId, attr: &QpAttr, limits: &Capabilities, cqs: &mut CompletionQueues) -> Result<Self> {
+    pub fn new(
+        qp: QpId,
+        attr: &QpAttr,
+        limits: &Capabilities,
+        cqs: &mut CompletionQueues,
+        _: EntryAccess,
+    ) -> Result<Self> {
         attr.check(limits)?;
         let QpAttr { send_cq, recv_cq, max_send_wr, max_recv_wr, .. } = *attr;
         cqs.reserve(send_cq, max_send_wr)?;
@@ -98,6 +106,7 @@ impl WorkQueues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entries::ENTRIES;
     use rdma_transport::caps::Features;
     use rdma_transport::slab::Key;
     use rdma_transport::wr::{SendOp, SgeList};
@@ -111,8 +120,10 @@ mod tests {
         let (limits, mut cqs) = (Capabilities::portable(Features::empty()), CompletionQueues::default());
         let cq = cqs.create(3);
         let attr = QpAttr::new(cq, cq, 1, 2);
-        assert!(WorkQueues::new(QpId(Key::NONE), &QpAttr { max_recv_wr: 3, ..attr }, &limits, &mut cqs).is_err());
-        let mut queues = WorkQueues::new(QpId(Key::NONE), &attr, &limits, &mut cqs).unwrap();
+        assert!(
+            WorkQueues::new(QpId(Key::NONE), &QpAttr { max_recv_wr: 3, ..attr }, &limits, &mut cqs, ENTRIES).is_err()
+        );
+        let mut queues = WorkQueues::new(QpId(Key::NONE), &attr, &limits, &mut cqs, ENTRIES).unwrap();
         let receive = |wr_id| RecvWr { wr_id, sges: SgeList::default() };
         assert_eq!(queues.deliver(&[], &mut cqs), Err(WcStatus::ReceiverNotReady));
         (0..2).for_each(|wr_id| queues.post_recv(&receive(wr_id)).unwrap());
