@@ -129,6 +129,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ),
     ("Queues", &["polling", "quiet"], "a stage, and what the last one found"),
     ("AsyncStream", &["peer_finished", "finished"], "the two directions of a stream end on their own"),
+    ("ThreadedStream", &["peer_finished", "finished"], "the two directions of a stream end on their own"),
     ("Readiness", &["readable", "writable", "closed"], "what epoll reports, in any combination"),
     (
         "Record",

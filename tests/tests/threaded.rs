@@ -2,6 +2,7 @@
 //! test waits for its event, and a time limit ends a test that hangs.
 
 use std::future::Future;
+use std::io::{ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,9 +14,12 @@ use futures_util::FutureExt;
 use rdma_reactor::threaded::{
     ConnectionEnd, DeliverError, OwnThread, Receiver, ThreadError, ThreadedConnection, ThreadedReactor,
 };
-use rdma_reactor::{Config, ConnectError, ConnectOptions, DisconnectReason, Error, Framing, ProviderChoice};
+use rdma_reactor::{
+    Config, ConnectError, ConnectOptions, DisconnectReason, Error, Framing, ProviderChoice, Psk, Security,
+};
 use rdma_reactor_tests::conformance::violations::{WINDOW, greeting};
 use rdma_reactor_tests::patience::{HOUR, PATIENCE, patient};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
@@ -478,6 +482,123 @@ fn a_dropped_connect_leaves_nothing() {
             up.fetch_add(1, Ordering::Relaxed);
             tokio::task::yield_now().await;
         }
+        end_both(here, there).await;
+    });
+}
+
+/// Returns `len` bytes, which differ from one place to the next.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
+}
+
+/// Two megabytes cross each way at the same time, in writes of any length. Each side reads all bytes
+/// of the other one, and then its end, in plain and in secured connections.
+#[test]
+fn streams_carry_all_bytes_both_ways_and_end() {
+    const LEN: usize = 2 << 20;
+    let key = Psk::new("tests", std::array::from_fn(|at| at as u8)).expect("a key");
+    for config in [config(), config().security(Security::Psk(key))] {
+        on_threads(3, async move {
+            let (here, conn, there, accepted) = pair(config).await;
+            let sides = [conn, accepted].map(|conn| {
+                tokio::spawn(async move {
+                    let (mut reads, mut writes) = tokio::io::split(conn.into_stream());
+                    let writer = tokio::spawn(async move {
+                        let (bytes, mut at) = (pattern(LEN), 0);
+                        for len in (1..).step_by(997) {
+                            let part = &bytes[at..LEN.min(at + len)];
+                            writes.write_all(part).await.unwrap();
+                            at += part.len();
+                            if at == LEN {
+                                break;
+                            }
+                        }
+                        writes.shutdown().await.unwrap();
+                        assert_eq!(writes.write(b"x").await.unwrap_err().kind(), ErrorKind::BrokenPipe);
+                    });
+                    let mut read = Vec::new();
+                    reads.read_to_end(&mut read).await.unwrap();
+                    assert!(read == pattern(LEN), "{} bytes", read.len());
+                    assert_eq!(reads.read(&mut [0]).await.unwrap(), 0, "the end stays");
+                    writer.await.unwrap();
+                })
+            });
+            for side in sides {
+                side.await.unwrap();
+            }
+            end_both(here, there).await;
+        });
+    }
+}
+
+/// A write is one message, of all its slices and of 64 KiB at most. The end is an empty message, as
+/// the streams of a handler send it.
+#[test]
+fn a_write_of_a_stream_is_one_message() {
+    on_threads(2, async {
+        let (here, conn, there, mut accepted) = pair(config()).await;
+        let mut stream = conn.into_stream();
+        assert!(stream.is_write_vectored() && stream.connection().peer_address().is_some());
+        let slices = [b"to".as_slice(), b"", b"gether"].map(IoSlice::new);
+        assert_eq!(stream.write_vectored(&slices).await.unwrap(), 8);
+        assert_eq!((stream.write(b"").await.unwrap(), stream.write(&pattern(70_000)).await.unwrap()), (0, 64 << 10));
+        stream.shutdown().await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut lens = Vec::new();
+        while lens.last() != Some(&0) {
+            lens.push(accepted.recv().await.unwrap().len());
+        }
+        assert_eq!(lens, [8, 64 << 10, 0]);
+        end_both(here, there).await;
+    });
+}
+
+/// Writes wait for a peer that does not read, and go on when it reads. A write that is dropped while
+/// it waits has written nothing.
+#[test]
+fn a_stream_waits_for_a_peer_that_does_not_read() {
+    on_threads(2, async {
+        let (here, conn, there, accepted) = pair(config()).await;
+        let (mut stream, mut peer) = (conn.into_stream(), accepted.into_stream());
+        let mut written = 0;
+        loop {
+            if let Some(result) = stream.write(&[5; 1000]).now_or_never() {
+                written += result.unwrap();
+                here.with(|_| ()).await.unwrap();
+                continue;
+            }
+            // As in `fill`.
+            let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
+            if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
+                break;
+            }
+        }
+        assert!(written >= 64_000, "{written}");
+        let mut read = vec![0; written];
+        peer.read_exact(&mut read).await.unwrap();
+        stream.write_all(b"last").await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut rest = Vec::new();
+        peer.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest, b"last");
+        end_both(here, there).await;
+    });
+}
+
+/// The reads of a stream whose peer is gone without an end return the bytes that arrived, and then
+/// fail. So do its writes.
+#[test]
+fn a_stream_without_an_end_fails_after_its_last_byte() {
+    on_threads(2, async {
+        let (here, conn, there, accepted) = pair(config()).await;
+        let (mut stream, mut peer) = (conn.into_stream(), accepted.into_stream());
+        stream.write_all(b"half").await.unwrap();
+        drop(stream);
+        let mut read = Vec::new();
+        let error = peer.read_to_end(&mut read).await.unwrap_err();
+        assert_eq!((read.as_slice(), error.kind()), (b"half".as_slice(), ErrorKind::ConnectionReset));
+        assert_eq!(peer.write(b"x").await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(peer.shutdown().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
         end_both(here, there).await;
     });
 }

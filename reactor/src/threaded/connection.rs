@@ -6,19 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::calls::{Caller, Requests};
 use super::error::{ConnectionEnd, DeliverError};
 use super::link::{ConnectionHandle, ConnectionParts, QueuedMessage, ThreadCommand};
+use super::stream::ThreadedStream;
 use crate::{ConnectionId, DetachedMessage, Outcome, PeerIdentity};
 
 /// A connection of a [`super::ThreadedReactor`]. To send in one task and receive in another, split the connection into two halves with
 /// [`ThreadedConnection::split`].
 #[derive(Debug)]
 pub struct ThreadedConnection {
-    sender: Sender,
-    receiver: Receiver,
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
 }
 
 impl ThreadedConnection {
@@ -49,6 +50,15 @@ impl ThreadedConnection {
         let (received, requests) = mpsc::unbounded_channel();
         handle.link.post(ThreadCommand::EnableCalls(handle.id, inbox, received));
         (Caller::new(Arc::clone(&handle)), Requests::new(handle, requests))
+    }
+
+    /// Uses this connection as a byte stream, with the traits of tokio, until the connection ends. The peer must use a
+    /// stream, too.
+    ///
+    /// Example: [`ThreadedStream`].
+    #[must_use]
+    pub const fn into_stream(self) -> ThreadedStream {
+        ThreadedStream::new(self)
     }
 
     /// Returns the id of the connection. The program passes it to the operations of [`crate::Context`], to which
@@ -92,7 +102,7 @@ impl ThreadedConnection {
 /// sends them.
 #[derive(Clone)]
 pub struct Sender {
-    handle: Arc<ConnectionHandle>,
+    pub(super) handle: Arc<ConnectionHandle>,
 }
 
 impl fmt::Debug for Sender {
@@ -145,21 +155,27 @@ impl Sender {
     }
 
     async fn queue(&self, payload: Bytes, report: Option<oneshot::Sender<Outcome>>) -> Result<(), ConnectionEnd> {
-        let ConnectionHandle { link, id, state } = &*self.handle;
+        let state = &self.handle.state;
         let max = state.peer.get().map_or(u64::MAX, |peer| peer.max_message);
         if payload.len() as u64 > max {
             return Err(ConnectionEnd::TooLong { len: payload.len(), max });
         }
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| state.ended())?;
-        link.post(ThreadCommand::Send(*id, QueuedMessage { payload, report, _permit: permit }));
+        self.post(payload, report, permit);
         Ok(())
+    }
+
+    /// Queues a message for which there is room.
+    pub(super) fn post(&self, payload: Bytes, report: Option<oneshot::Sender<Outcome>>, permit: OwnedSemaphorePermit) {
+        let ConnectionHandle { link, id, .. } = &*self.handle;
+        link.post(ThreadCommand::Send(*id, QueuedMessage { payload, report, _permit: permit }));
     }
 }
 
 /// The half of a connection that receives.
 pub struct Receiver {
     handle: Arc<ConnectionHandle>,
-    inbox: mpsc::UnboundedReceiver<DetachedMessage>, // bound: receives
+    pub(super) inbox: mpsc::UnboundedReceiver<DetachedMessage>, // bound: receives
 }
 
 impl fmt::Debug for Receiver {

@@ -46,6 +46,7 @@
 //! | [`Requests::next`] | nothing is lost: the next call gets the request |
 //! | [`Receiver::recv`], [`ThreadedListener::accept`] | nothing is lost: the next call gets the message, or the connection |
 //! | [`ThreadedPendingPeers::next`] | nothing is lost: the next call gets the peer |
+//! | reads and writes of a [`ThreadedStream`] | nothing is lost or sent twice |
 //! | [`ThreadedReactor::connect`] | the attempt is cancelled |
 //! | [`ThreadedReactor::with`] | the closure still runs |
 //!
@@ -71,6 +72,7 @@ mod handler;
 mod link;
 mod listener;
 mod pending_peers;
+mod stream;
 
 use std::fmt;
 use std::future::Future;
@@ -91,6 +93,7 @@ use self::handler::ThreadHandler;
 use self::link::{PendingSender, ThreadCommand, ThreadLink};
 pub use self::listener::ThreadedListener;
 pub use self::pending_peers::{ThreadedPendingPeer, ThreadedPendingPeers};
+pub use self::stream::ThreadedStream;
 use crate::approval::MAX_PENDING_PEERS;
 use crate::call::CallLimits;
 use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, HandleError, ListenOptions, Reactor};
