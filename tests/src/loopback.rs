@@ -8,8 +8,7 @@ use std::os::{fd::AsRawFd, fd::RawFd, unix::net::UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{net::IpAddr, net::SocketAddr, ops::Range, time::Instant};
 
-use rdma_transport::roles::*;
-use rdma_transport::{slab::Key, slab::Slab, *};
+use rdma_transport::{roles::*, slab::Key, slab::Slab, *};
 use rdma_transport_embedded::soft::{cq::CompletionQueues, keys::KeyTable, work_queues::WorkQueues};
 
 const NAME: &str = "loopback";

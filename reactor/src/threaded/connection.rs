@@ -11,7 +11,6 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use super::calls::{Caller, Requests};
 use super::error::{ConnectionEnd, DeliverError};
 use super::link::{ConnectionHandle, ConnectionParts, QueuedMessage, ThreadCommand};
-use super::stream::ThreadedStream;
 use crate::{ConnectionId, DetachedMessage, Outcome, PeerIdentity};
 
 /// A connection of a [`super::ThreadedReactor`]. To send in one task and receive in another, split the connection into two halves with
@@ -50,15 +49,6 @@ impl ThreadedConnection {
         let (received, requests) = mpsc::unbounded_channel();
         handle.link.post(ThreadCommand::EnableCalls(handle.id, inbox, received));
         (Caller::new(Arc::clone(&handle)), Requests::new(handle, requests))
-    }
-
-    /// Uses this connection as a byte stream, with the traits of tokio, until the connection ends. The peer must use a
-    /// stream, too.
-    ///
-    /// Example: [`ThreadedStream`].
-    #[must_use]
-    pub const fn into_stream(self) -> ThreadedStream {
-        ThreadedStream::new(self)
     }
 
     /// Returns the id of the connection. The program passes it to the operations of [`crate::Context`], to which

@@ -19,7 +19,7 @@ use crate::DetachedMessage;
 const MAX_WRITE: usize = 64 << 10;
 
 /// A wait for a permit to queue a message.
-type RoomWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
+type PermitWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
 /// A byte stream over a connection, on any thread: implements [`AsyncRead`], [`AsyncBufRead`] and
 /// [`AsyncWrite`] of tokio, so that libraries for tokio's `TcpStream` run on it. From
@@ -65,7 +65,7 @@ type RoomWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, Acquire
 pub struct ThreadedStream {
     conn: ThreadedConnection,
     /// The wait of a write for room. `None` if no write waits.
-    room: Option<RoomWait>,
+    room: Option<PermitWait>,
     /// The message that the program is reading, and the number of its bytes that the program has
     /// read.
     unread: Option<(DetachedMessage, usize)>,
@@ -73,6 +73,17 @@ pub struct ThreadedStream {
     peer_finished: bool,
     /// True if the program has finished writing: the end of the stream is queued.
     finished: bool,
+}
+
+impl ThreadedConnection {
+    /// Uses this connection as a byte stream, with the traits of tokio, until the connection ends. The peer must use a
+    /// stream, too.
+    ///
+    /// Example: [`ThreadedStream`].
+    #[must_use]
+    pub const fn into_stream(self) -> ThreadedStream {
+        ThreadedStream::new(self)
+    }
 }
 
 impl fmt::Debug for ThreadedStream {
