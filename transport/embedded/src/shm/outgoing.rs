@@ -750,7 +750,7 @@ mod tests {
         let region = Arc::new(Memory::new_shared(SIZE, Sharing::Write).expect("memory"));
         let mut of_peer = Lendings::new(there);
         of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_WRITE).expect("a slot");
-        let told = of_peer.next_announcement().expect("an announcement");
+        let told = of_peer.announcements.pop().expect("an announcement");
         let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
         let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
         let announced = ReceivedAnnouncement { slot, word, rights, base, len: SIZE as u64 };
@@ -804,7 +804,7 @@ mod tests {
         let region = Arc::new(Memory::new_shared(SIZE, Sharing::Read).expect("memory"));
         let mut of_peer = Lendings::new(there);
         of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_READ).expect("a slot");
-        let told = of_peer.next_announcement().expect("an announcement");
+        let told = of_peer.announcements.pop().expect("an announcement");
         let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
         let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
         let mut windows = Windows::new(there, account());
