@@ -59,13 +59,6 @@ impl Verbs {
         Self::on_channel(manager)
     }
 
-    /// Returns the reason why rdma_cm cannot be used, so that queue pairs connect by out-of-band exchange only. Returns `None` if rdma_cm
-    /// can be used.
-    #[must_use]
-    pub fn rdma_cm_error(&self) -> Option<String> {
-        self.hub.manager().err().map(|error| error.to_string())
-    }
-
     /// Checks if an RDMA device reaches the address of `peer`. The call resolves the address and **blocks** for at most `timeout`, so call
     /// it before the event loop runs.
     ///

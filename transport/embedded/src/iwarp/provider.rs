@@ -114,16 +114,6 @@ impl<N: Net> Iwarp<N> {
             spins: 0,
         })
     }
-
-    /// Returns the sockets.
-    pub const fn net(&self) -> &N {
-        &self.hub.net
-    }
-
-    /// Returns the sockets, so that the caller can change their settings.
-    pub const fn net_mut(&mut self) -> &mut N {
-        &mut self.hub.net
-    }
 }
 
 // SAFETY: Each number is a duty in the documentation of `Provider`.

@@ -46,7 +46,7 @@ fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
 /// Returns true if the socket of a connection has at least this number of unread octets.
 fn has_received(bench: &Bench, qp: QpId, octets: usize) -> bool {
     let socket = bench.iwarp.endpoints.get(qp.0).and_then(CmEndpoint::socket).unwrap();
-    bench.iwarp.net().unread(socket, octets) == octets
+    bench.iwarp.hub.net.unread(socket, octets) == octets
 }
 
 #[test]
