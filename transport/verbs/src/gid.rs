@@ -52,7 +52,8 @@ fn line(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-fn names(folder: &Path) -> Vec<String> {
+/// Returns the names of the entries of a folder, sorted.
+pub(super) fn names(folder: &Path) -> Vec<String> {
     let Ok(list) = fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
