@@ -35,10 +35,7 @@ pub(super) struct PortGid {
 
 /// Returns the GID that RoCE version 2 uses for an IP address.
 pub(super) fn gid_of(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
+    sockets::mapped(address).octets()
 }
 
 /// A port of a device, with the folder in which the kernel lists the port's attributes.
