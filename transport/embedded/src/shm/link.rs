@@ -269,7 +269,7 @@ impl<S: Segment> Link<S> {
         let mut shared = resources.take_out(srq);
         let Self { segment, incoming, outgoing, lendings, windows, completions, extensions, .. } = self;
         let Resources { cqs, keys, .. } = &mut *resources;
-        let before = incoming.ring.pos();
+        let before = incoming.ring.pos;
         let mut cx = RecordContext {
             scope: completions.id.0,
             keys,
@@ -282,7 +282,7 @@ impl<S: Segment> Link<S> {
         };
         let result = incoming.consume(segment, &mut cx, budget, &mut |message| completions.received(cqs, &message));
         let direct = cx.direct;
-        let news = incoming.ring.pos() != before;
+        let news = incoming.ring.pos != before;
         resources.put_back(srq, shared);
         self.lend_direct(direct, resources);
         if let Err(fault) = &result {
@@ -423,8 +423,8 @@ impl<S: Segment> Link<S> {
     /// has published is 0 again. The peer has ended the connection, and has waited long enough, or
     /// had no room to wait. Records that this side has not read are lost.
     pub(crate) fn is_removed(&self) -> bool {
-        let ours = (self.outgoing.ring.published(), self.outgoing.ring.half());
-        let theirs = (self.incoming.ring.pos(), self.incoming.ring.half());
+        let ours = (self.outgoing.ring.published, self.outgoing.ring.half);
+        let theirs = (self.incoming.ring.pos, self.incoming.ring.half);
         [ours, theirs].into_iter().any(|(pos, half)| pos > 0 && self.segment.load(half + HEAD) == 0)
     }
 
