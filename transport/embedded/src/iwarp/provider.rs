@@ -520,7 +520,7 @@ impl<N: Net> ImmediateSends for Iwarp<N> {
 
     fn write_now(&mut self, id: QpId, local: &Sge, remote: RemoteAddress) -> bool {
         match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint::Stream(flow)) => flow.qp.write_now(local, &remote),
+            Some(CmEndpoint::Stream(flow)) => flow.qp.tx.frame_write_now(local, &remote),
             _ => false,
         }
     }

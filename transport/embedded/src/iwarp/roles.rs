@@ -103,7 +103,7 @@ impl<N: Net> Extensions for Iwarp<N> {
             });
         }
         match self.endpoints.get_mut(qp.0).and_then(CmEndpoint::work) {
-            Some(WorkMut::Stream(qp)) => qp.enable_extensions(),
+            Some(WorkMut::Stream(qp)) => qp.extensions = true,
             Some(WorkMut::Ring(link)) => link.extensions = true,
             None => return Err(STALE_QP),
         }

@@ -182,7 +182,7 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     bench.iwarp.post_recv(other, &[wr]).unwrap();
     let empty = [0, 14, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(4096);
     let fpdus = |bench: &Bench| match bench.iwarp.endpoints.get(flooder.0) {
-        Some(CmEndpoint::Stream(flow)) => flow.qp.fpdus(),
+        Some(CmEndpoint::Stream(flow)) => flow.qp.rx.fpdus(),
         endpoint => panic!("{endpoint:?}"),
     };
     let (mut sent, mut seen, mut most, mut busy) = (0, 0, 0, 0);
