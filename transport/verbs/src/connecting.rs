@@ -143,20 +143,6 @@ impl DeviceHub {
         Ok((CmId(key), device, max))
     }
 
-    /// Creates an id for datagrams, and starts to resolve `peer`.
-    pub(super) fn resolve_datagrams(
-        &mut self,
-        peer: SocketAddr,
-        from: Option<SocketAddr>,
-        deadline: Instant,
-    ) -> Result<CmId> {
-        let raw = RawId::create(self.manager()?, Service::Datagram)?;
-        if let Some(from) = from {
-            raw.bind(&RawAddress::new(from))?;
-        }
-        self.resolve_on(raw, peer, deadline)
-    }
-
     /// Sends a connect request.
     pub(super) fn connect_managed(&mut self, id: CmId, offer: ConnectOffer) -> Result<()> {
         let entry = self.id(id)?;
