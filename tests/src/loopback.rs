@@ -197,7 +197,7 @@ impl Shared {
         };
         if !wr.op.answered() {
             // SAFETY: the work request is posted and has not completed, so its memory is valid.
-            wr.sges.as_slice().iter().for_each(|sge| unsafe { sge.load(&mut bytes) });
+            wr.sges.as_slice().iter().for_each(|sge| unsafe { mem::EntryAccess::new() }.append_to(sge, &mut bytes));
         }
         match wr.op {
             SendOp::Write(_) | SendOp::Read(_) if len == 0 => {}

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use rdma_transport::cq::{CqAttr, Notify};
-use rdma_transport::mem::Memory;
+use rdma_transport::mem::{EntryAccess, Memory};
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
 use rdma_transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use rdma_transport::qp::{QpAttr, QpId};
@@ -314,7 +314,7 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
         for sge in self.late.take().iter().flat_map(|wr| wr.sges.as_slice()) {
             // SAFETY: the contract is violated here deliberately. The memory belongs to a station, which exists until the end of the
             // test case and gives no references to it.
-            unsafe { sge.store(b"late") };
+            unsafe { EntryAccess::new() }.fill(sge, b"late");
         }
         let (cq, before) = (self.queue(cq), out.len());
         self.inner.poll_cq(cq, max, out)?;

@@ -315,74 +315,60 @@ pub enum CmEventKind {
 }
 
 /// The reason why connecting failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 // local: the text of one error
 pub enum ConnectFailure {
     /// No program listens at the address.
+    #[error("connection refused: nothing listens there")]
     Refused,
     /// The peer did not answer in time.
+    #[error("no answer in time")]
     Timeout,
     /// The address cannot be reached from this host, for the reason in the text.
+    #[error("unreachable: {0}")]
     Unreachable(String),
     /// The peer accepts only connections in shared memory, and the local side cannot use the shared memory, for the
     /// reason in the text.
+    #[error("the peer accepts only peers in shared memory: {0}")]
     SharedMemoryOnly(String),
     /// The peer closed the connection before it was established.
+    #[error("the peer closed the connection while connecting")]
     PeerClosed,
     /// The peer violated the protocol, or requested something that the local side refuses. The text describes the
     /// violation or the request.
+    #[error("not a usable RDMA peer: {0}")]
     Protocol(String),
     /// The system returned the error in the text.
+    #[error("{0}")]
     System(String),
 }
 
-impl fmt::Display for ConnectFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused => f.write_str("connection refused: nothing listens there"),
-            Self::Timeout => f.write_str("no answer in time"),
-            Self::Unreachable(why) => write!(f, "unreachable: {why}"),
-            Self::SharedMemoryOnly(why) => write!(f, "the peer accepts only peers in shared memory: {why}"),
-            Self::PeerClosed => f.write_str("the peer closed the connection while connecting"),
-            Self::Protocol(why) => write!(f, "not a usable RDMA peer: {why}"),
-            Self::System(why) => f.write_str(why),
-        }
-    }
-}
-
 /// The reason why an established connection ended. A provider reports the most precise reason that it knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 // local: the text of one error
 pub enum DisconnectCause {
     /// The local side disconnected.
+    #[error("closed here")]
     Local,
     /// The peer disconnected or died.
+    #[error("closed by the peer")]
     Peer,
     /// The peer's stream ended in the middle of a message, because the peer's process was killed or because the peer
     /// aborted the message.
+    #[error("closed by the peer in the middle of a message")]
     Truncated,
     /// The peer violated the protocol. The local side has notified the peer of this.
+    #[error("the peer broke the protocol: {0}")]
     PeerViolation(String),
     /// The peer reported that the local side violated the protocol.
+    #[error("terminated by the peer: {0}")]
     TerminatedByPeer(String),
     /// The path to the peer failed. The text is the reason.
+    #[error("the path failed: {0}")]
     Path(String),
     /// A work request failed. The `Failure` is the reason.
+    #[error("a work request failed: {0}")]
     WorkRequest(Failure),
-}
-
-impl fmt::Display for DisconnectCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local => f.write_str("closed here"),
-            Self::Peer => f.write_str("closed by the peer"),
-            Self::Truncated => f.write_str("closed by the peer in the middle of a message"),
-            Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
-            Self::TerminatedByPeer(what) => write!(f, "terminated by the peer: {what}"),
-            Self::Path(why) => write!(f, "the path failed: {why}"),
-            Self::WorkRequest(failure) => write!(f, "a work request failed: {failure}"),
-        }
-    }
 }

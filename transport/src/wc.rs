@@ -8,30 +8,41 @@ use crate::mr::RemoteKey;
 
 /// The status of a completion. The names follow `ibv_poll_cq`(3). Devices report the same fault with different
 /// statuses, so portable programs distinguish only success and failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum WcStatus {
     /// The work request has succeeded.
+    #[error("success")]
     Success,
     /// A receive was shorter than the message, or a send was longer than allowed.
+    #[error("local length error")]
     LocalLengthError,
     /// The queue pair has failed internally.
+    #[error("local queue pair operation error")]
     LocalQpOperationError,
     /// A scatter/gather entry names memory that is not registered, or that lacks the necessary access right.
+    #[error("local protection error")]
     LocalProtectionError,
     /// The queue pair failed or was disconnected before the work request was done.
+    #[error("work request flushed")]
     Flushed,
     /// The peer refused access to its memory.
+    #[error("remote access error")]
     RemoteAccessError,
     /// The peer could not execute the operation.
+    #[error("remote operation error")]
     RemoteOperationError,
     /// The peer refused the request as invalid, for example a request to invalidate a key that cannot be invalidated.
+    #[error("remote invalid request")]
     RemoteInvalidRequest,
     /// The peer did not answer, even after the last retransmission.
+    #[error("transport retry counter exceeded")]
     RetryExceeded,
     /// The peer had no receive posted, even at the last retransmission.
+    #[error("receiver-not-ready retry counter exceeded")]
     ReceiverNotReady,
     /// A code that this library does not know.
+    #[error("status {0}")]
     Other(u32),
 }
 
@@ -41,24 +52,6 @@ impl WcStatus {
     #[inline]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Success)
-    }
-}
-
-impl fmt::Display for WcStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Success => f.write_str("success"),
-            Self::LocalLengthError => f.write_str("local length error"),
-            Self::LocalQpOperationError => f.write_str("local queue pair operation error"),
-            Self::LocalProtectionError => f.write_str("local protection error"),
-            Self::Flushed => f.write_str("work request flushed"),
-            Self::RemoteAccessError => f.write_str("remote access error"),
-            Self::RemoteOperationError => f.write_str("remote operation error"),
-            Self::RemoteInvalidRequest => f.write_str("remote invalid request"),
-            Self::RetryExceeded => f.write_str("transport retry counter exceeded"),
-            Self::ReceiverNotReady => f.write_str("receiver-not-ready retry counter exceeded"),
-            Self::Other(code) => write!(f, "status {code}"),
-        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Constructors of [`Memory`] for a memory file, and for memory that the program has allocated itself.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use super::shared::file_len;
+use super::shared::{file_len, file_system, memfd, seal, seals, stat};
 use super::{Backing, Memory, page_size, words};
 
 impl Memory {
@@ -20,17 +20,7 @@ impl Memory {
 
     fn file_in_pages(len: usize, page: usize) -> io::Result<(Self, OwnedFd)> {
         let len = file_len(len, page)?;
-        // SAFETY: the name is a NUL-terminated string.
-        let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the call sets the length of a file, and accesses no memory.
-        if unsafe { libc::ftruncate(fd, len as i64) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let file = memfd(c"rdma", len)?;
         Ok((Self::map_in_pages(file.as_fd(), 0, len, page)?, file))
     }
 
@@ -60,41 +50,26 @@ impl Memory {
                 "{len} bytes from {offset} of a memory file: both numbers must be multiples of {page}"
             ));
         }
-        let fd = file.as_raw_fd();
-        // SAFETY: the call reads the seals of a file, and accesses no memory.
-        let sealed = || unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
-        // SAFETY: the call adds a seal to a file, and accesses no memory.
-        let seal = || unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
-        if sealed() & libc::F_SEAL_SHRINK == 0 && seal() != 0 {
-            let error = io::Error::last_os_error();
-            return wrong(format!("the file can become shorter ({error}); give a memfd, with MFD_ALLOW_SEALING"));
+        if seals(file) & libc::F_SEAL_SHRINK == 0 {
+            if let Err(error) = seal(file, libc::F_SEAL_SHRINK) {
+                return wrong(format!("the file can become shorter ({error}); give a memfd, with MFD_ALLOW_SEALING"));
+            }
         }
-        if sealed() < 0 {
+        if seals(file) < 0 {
             return wrong("the file has no seals; give a memfd".into());
         }
-        // SAFETY: all fields are numbers, for which zeros are valid.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the pointer is to a structure for the result.
-        if unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let size = u64::try_from(stat(file)?.st_size).unwrap_or(0);
         if offset.checked_add(len as u64).is_none_or(|end| end > size) {
             return wrong(format!("{len} bytes from {offset}: the file has {size}"));
         }
         let start = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: all fields are numbers, for which zeros are valid.
-        let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the pointer is to a structure for the result.
-        if unsafe { libc::fstatfs(fd, &raw mut system) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let system = file_system(file)?;
         // Of a file in huge pages, the system maps whole huge pages, and unmaps nothing else.
         let whole = if system.f_type == libc::HUGETLBFS_MAGIC { usize::try_from(system.f_bsize).ok() } else { None };
         let mapped = len.next_multiple_of(whole.filter(|&whole| whole > 0).unwrap_or(page));
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, fd, start) };
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd(), start) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -125,9 +100,11 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::super::LARGER_PAGES;
+    use std::os::fd::FromRawFd;
+
     use super::*;
 
-    fn memfd(flags: libc::c_uint, len: i64) -> OwnedFd {
+    fn new_memfd(flags: libc::c_uint, len: i64) -> OwnedFd {
         // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), flags) };
         assert!(fd >= 0);
@@ -215,12 +192,12 @@ mod tests {
     #[test]
     fn files_that_could_become_shorter_are_refused() {
         let said = |file: BorrowedFd<'_>, offset, len| Memory::map_file(file, offset, len).unwrap_err().to_string();
-        let open = memfd(libc::MFD_ALLOW_SEALING, 8192);
+        let open = new_memfd(libc::MFD_ALLOW_SEALING, 8192);
         assert!(said(open.as_fd(), 0, 3 * 4096).contains("the file has 8192"));
         assert!(said(open.as_fd(), 1, 4096).contains("multiples of 4096"));
         assert!(said(open.as_fd(), 0, 0).contains("multiples of 4096"));
         assert!(said(open.as_fd(), u64::MAX - 4095, 4096).contains("the file has"));
-        assert!(said(memfd(0, 8192).as_fd(), 0, 4096).contains("MFD_ALLOW_SEALING"));
+        assert!(said(new_memfd(0, 8192).as_fd(), 0, 4096).contains("MFD_ALLOW_SEALING"));
         let ordinary = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(said(ordinary.as_fd(), 0, 4096).contains("give a memfd"));
     }

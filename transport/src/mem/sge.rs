@@ -154,25 +154,6 @@ impl Sge {
         Self { base, len: len as u32 | self.len & SHARED, key: self.key }
     }
 
-    /// Appends a copy of the bytes to `out`. A provider calls this to execute a send or a write.
-    ///
-    /// # Safety
-    /// A work request with this entry was posted to the provider, and is not done.
-    #[inline]
-    pub unsafe fn load(&self, out: &mut Vec<u8>) {
-        self.append_to(out);
-    }
-
-    /// Copies `bytes` to the start of the entry. Copies fewer bytes if the entry is shorter. A provider calls this to
-    /// execute a receive, a read or an atomic operation.
-    ///
-    /// # Safety
-    /// A receive, a read or an atomic operation with this entry was posted to the provider, and is not done.
-    #[inline]
-    pub unsafe fn store(&self, bytes: &[u8]) {
-        self.fill(bytes);
-    }
-
     /// Returns an entry for the same bytes, with another key.
     ///
     /// # Safety

@@ -16,6 +16,7 @@
 //!   (`F_SEAL_SEAL`). Each process removes all pages when it drops the memory. So no page outlives
 //!   the use of the file, even if others still have it. Both processes can write to the file.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -60,23 +61,15 @@ impl Memory {
 
     fn shared_in_pages(len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
         let len = file_len(len, page)?;
-        // SAFETY: the name is a NUL-terminated string.
-        let fd = unsafe { libc::memfd_create(c"rdma-shared".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the call sets the length of a file, and accesses no memory.
-        checked(unsafe { libc::ftruncate(fd, len as i64) })?;
+        let file = memfd(c"rdma-shared", len)?;
         // SAFETY: the call allocates the pages of a file, and accesses no memory of this process.
-        checked(unsafe { libc::fallocate(fd, 0, 0, len as i64) })?;
+        checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len as i64) })?;
         let mut memory = map(&file, len, READ_WRITE)?;
         match sharing {
-            Sharing::Read => seal(&file, SIZE | PAGES | libc::F_SEAL_SEAL)?,
-            Sharing::Write => seal(&file, SIZE)?,
+            Sharing::Read => seal(file.as_fd(), SIZE | PAGES | libc::F_SEAL_SEAL)?,
+            Sharing::Write => seal(file.as_fd(), SIZE)?,
             Sharing::Lent => {
-                seal(&file, SIZE | libc::F_SEAL_SEAL)?;
+                seal(file.as_fd(), SIZE | libc::F_SEAL_SEAL)?;
                 memory.backing = Backing::Lent(len, AtomicBool::new(true));
             }
         }
@@ -142,19 +135,15 @@ impl Window {
 
     fn map_in_pages(file: &OwnedFd, len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        let seals = seals(file);
+        let seals = seals(file.as_fd());
         if seals < 0 || seals & SIZE != SIZE {
             return wrong(format!("the size of a peer's memory file is not sealed ({seals:#x})"));
         }
-        // SAFETY: all fields are numbers, for which zeros are valid.
-        let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the pointer is to a structure for the result.
-        checked(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })?;
-        if system.f_type != libc::TMPFS_MAGIC {
+        if file_system(file.as_fd())?.f_type != libc::TMPFS_MAGIC {
             return wrong("a peer's memory file is in huge pages, which may be missing when they are touched".into());
         }
         let whole = in_pages(len, page);
-        let size = stat(file)?.st_size;
+        let size = stat(file.as_fd())?.st_size;
         if whole == 0 || u64::try_from(size) != Ok(whole as u64) {
             return wrong(format!("a peer's memory file has {size} bytes instead of {len} in whole pages"));
         }
@@ -168,11 +157,11 @@ impl Window {
         let writes = if sharing == Sharing::Read { 0 } else { libc::PROT_WRITE };
         let mut memory = map(file, whole, libc::PROT_READ | writes)?;
         if !is_lent && seals & PAGES == 0 && !crate::planted("pages-of-a-peer-can-be-removed") {
-            seal(file, PAGES)?;
+            seal(file.as_fd(), PAGES)?;
         }
         // Nobody can remove a page of a fixed file from here on, so it has all its pages for good
         // if it has them now. The size is in units of 512 bytes on every file system.
-        let allocated = u64::try_from(stat(file)?.st_blocks).unwrap_or(0).saturating_mul(512);
+        let allocated = u64::try_from(stat(file.as_fd())?.st_blocks).unwrap_or(0).saturating_mul(512);
         if allocated < whole as u64 {
             return wrong(format!("a peer's memory file has {allocated} bytes in pages instead of {whole}"));
         }
@@ -253,13 +242,25 @@ impl Window {
     }
 }
 
+/// Creates a memory file of `len` bytes that can be sealed.
+pub(super) fn memfd(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    // SAFETY: the name is a NUL-terminated string.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
+    checked(fd)?;
+    // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the call sets the length of a file, and accesses no memory.
+    checked(unsafe { libc::ftruncate(fd, len as i64) })?;
+    Ok(file)
+}
+
 /// Returns the seals of a file. Returns a negative number if the file cannot have seals.
-fn seals(file: &OwnedFd) -> libc::c_int {
+pub(super) fn seals(file: BorrowedFd<'_>) -> libc::c_int {
     // SAFETY: the call reads the seals of a file, and accesses no memory.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) }
 }
 
-fn seal(file: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
+pub(super) fn seal(file: BorrowedFd<'_>, seals: libc::c_int) -> io::Result<()> {
     // SAFETY: the call seals a file, and accesses no memory.
     checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
 }
@@ -284,12 +285,20 @@ pub(super) unsafe fn remove_pages(base: NonNull<u8>, len: usize) {
     }
 }
 
-fn stat(file: &OwnedFd) -> io::Result<libc::stat> {
+pub(super) fn stat(file: BorrowedFd<'_>) -> io::Result<libc::stat> {
     // SAFETY: all fields are numbers, for which zeros are valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a structure for the result.
     checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
     Ok(stat)
+}
+
+pub(super) fn file_system(file: BorrowedFd<'_>) -> io::Result<libc::statfs> {
+    // SAFETY: all fields are numbers, for which zeros are valid.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a structure for the result.
+    checked(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })?;
+    Ok(system)
 }
 
 /// Maps `len` bytes of a memory file. The caller has set or checked the size of the file. The size is sealed already, or
@@ -469,7 +478,7 @@ mod tests {
                 let window = Window::map(&kept, LEN, sharing).unwrap();
                 ours.write(0, &[7; LEN]);
                 for seals in [libc::F_SEAL_WRITE, PAGES, libc::F_SEAL_GROW] {
-                    assert!(seal(&kept, seals).is_err(), "a peer has added {seals:#x}");
+                    assert!(seal(kept.as_fd(), seals).is_err(), "a peer has added {seals:#x}");
                 }
                 assert_eq!((mapped.read(LEN - 1, 1), HostileFile::allocated(&kept)), (vec![7], LEN as u64));
                 let other: Box<dyn std::any::Any> = if of_maker {

@@ -1,7 +1,7 @@
 //! Calls on sockets that the standard library does not have, for providers: options whose value is
 //! a number, and the interface that has an address.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 
 mod interfaces;
@@ -9,6 +9,16 @@ mod options;
 
 pub use interfaces::{Interface, interface_of};
 pub use options::{limit_retransmission_timeout, longest_retransmission_timeout, set_option};
+
+/// Returns an IP address as an IPv6 address: an IPv4-mapped one for IPv4.
+#[must_use]
+#[inline]
+pub const fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
 
 /// Converts a socket address from the system's format. Returns `None` for families other than IPv4
 /// and IPv6.

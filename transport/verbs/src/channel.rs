@@ -2,10 +2,9 @@
 //! read.
 
 use std::ffi::c_int;
-use std::io;
 use std::ptr;
 
-use super::ffi::{check, key_of, non_null, set_nonblocking};
+use super::ffi::{check, has_event, key_of, non_null, set_nonblocking};
 use super::route::route;
 use super::sys::{
     rdma_ack_cm_event, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_create_event_channel,
@@ -13,7 +12,7 @@ use super::sys::{
 };
 use rdma_transport::cm::ReadDepth;
 use rdma_transport::datagram::DatagramPeer;
-use rdma_transport::error::{Result, TransportError};
+use rdma_transport::error::Result;
 use rdma_transport::slab::Key;
 
 /// A non-blocking event channel.
@@ -75,17 +74,9 @@ impl EventChannel {
     /// Returns the next event. Returns `None` if no event is available.
     pub(super) fn next(&self) -> Result<Option<RawEvent>> {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        loop {
-            // SAFETY: the channel is live, and the pointer is to memory for the result.
-            if unsafe { rdma_get_cm_event(self.raw, &raw mut event) } == 0 {
-                break;
-            }
-            let error = io::Error::last_os_error();
-            match error.kind() {
-                io::ErrorKind::WouldBlock => return Ok(None),
-                io::ErrorKind::Interrupted => {}
-                _ => return Err(TransportError::io("rdma_get_cm_event", error)),
-            }
+        // SAFETY: the channel is live, and the pointer is to memory for the result.
+        if !has_event("rdma_get_cm_event", || unsafe { rdma_get_cm_event(self.raw, &raw mut event) })? {
+            return Ok(None);
         }
         // SAFETY: the call succeeded, so the event is complete. It stays valid until `rdma_ack_cm_event`.
         let copy = unsafe { Self::copy(&*event) };
@@ -99,76 +90,45 @@ impl EventChannel {
     /// # Safety
     /// `event` is from `rdma_get_cm_event` and is not acknowledged.
     unsafe fn copy(event: &rdma_cm_event) -> RawEvent {
-        let is_request = event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        use rdma_cm_event_type as ty;
+        let kind = event.event;
+        let is_request = kind == ty::RDMA_CM_EVENT_CONNECT_REQUEST;
         let concerned = if is_request { event.listen_id } else { event.id };
         // SAFETY: the ids in an event exist until the event is acknowledged.
-        let key = key_of(unsafe { (*concerned).context });
-        // SAFETY: the ids in an event exist until the event is acknowledged.
-        if unsafe { (*concerned).ps } == rdma_port_space::RDMA_PS_UDP {
-            // SAFETY: the event belongs to an id for datagrams. The caller promises that the event is valid and not
-            // acknowledged.
-            return unsafe { Self::copy_datagram(event, key, is_request) };
-        }
-        // SAFETY: events of connected ids have this field of the union.
-        let conn = unsafe { &event.param.conn };
-        let carries_data = matches!(
-            event.event,
-            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST
-                | rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE
-                | rdma_cm_event_type::RDMA_CM_EVENT_REJECTED
-                | rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED
-        );
-        let private_data = if carries_data && !conn.private_data.is_null() {
-            let len = usize::from(conn.private_data_len);
-            // SAFETY: the library has stored `len` bytes there, which are valid until the event is acknowledged.
-            unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len) }.into()
-        } else {
-            Box::default()
-        };
-        RawEvent {
-            kind: event.event,
+        let (context, space) = unsafe { ((*concerned).context, (*concerned).ps) };
+        let mut copy = RawEvent {
+            kind,
             status: event.status,
-            key,
+            key: key_of(context),
             request: is_request.then_some(NewCmId { id: event.id }),
-            private_data,
-            read_depth: ReadDepth {
-                responder_resources: conn.responder_resources.into(),
-                initiator_depth: conn.initiator_depth.into(),
-            },
+            private_data: Box::default(),
+            read_depth: ReadDepth::default(),
             peer: None,
             join: 0,
-        }
-    }
-}
-
-impl EventChannel {
-    /// # Safety
-    /// `event` is from `rdma_get_cm_event`, belongs to an id for datagrams, and is not acknowledged.
-    unsafe fn copy_datagram(event: &rdma_cm_event, key: Key, is_request: bool) -> RawEvent {
-        use rdma_cm_event_type as ty;
-        // SAFETY: events of ids for datagrams have this field of the union.
-        let ud = unsafe { &event.param.ud };
-        let established = event.event == ty::RDMA_CM_EVENT_ESTABLISHED;
-        let joined = event.event == ty::RDMA_CM_EVENT_MULTICAST_JOIN;
-        let is_group = joined || event.event == ty::RDMA_CM_EVENT_MULTICAST_ERROR;
-        let private_data = if (is_request || established) && !ud.private_data.is_null() {
-            let len = usize::from(ud.private_data_len);
-            // SAFETY: the library has stored `len` bytes there, which are valid until the event is acknowledged.
-            unsafe { std::slice::from_raw_parts(ud.private_data.cast::<u8>(), len) }.into()
-        } else {
-            Box::default()
         };
-        let peer = DatagramPeer { route: route(&ud.ah_attr), qp_number: ud.qp_num, queue_key: ud.qkey };
-        RawEvent {
-            kind: event.event,
-            status: event.status,
-            key,
-            request: is_request.then_some(NewCmId { id: event.id }),
-            private_data,
-            read_depth: ReadDepth::default(),
-            peer: (established || joined).then_some(peer),
-            join: if is_group { ud.private_data.addr() } else { 0 },
+        let established = kind == ty::RDMA_CM_EVENT_ESTABLISHED;
+        let (carries_data, data, len) = if space == rdma_port_space::RDMA_PS_UDP {
+            // SAFETY: events of ids for datagrams have this field of the union.
+            let ud = unsafe { &event.param.ud };
+            let joined = kind == ty::RDMA_CM_EVENT_MULTICAST_JOIN;
+            let peer = DatagramPeer { route: route(&ud.ah_attr), qp_number: ud.qp_num, queue_key: ud.qkey };
+            copy.peer = (established || joined).then_some(peer);
+            let is_group = joined || kind == ty::RDMA_CM_EVENT_MULTICAST_ERROR;
+            copy.join = if is_group { ud.private_data.addr() } else { 0 };
+            (is_request || established, ud.private_data, ud.private_data_len)
+        } else {
+            // SAFETY: events of connected ids have this field of the union.
+            let conn = unsafe { &event.param.conn };
+            copy.read_depth.responder_resources = conn.responder_resources.into();
+            copy.read_depth.initiator_depth = conn.initiator_depth.into();
+            let answered = matches!(kind, ty::RDMA_CM_EVENT_CONNECT_RESPONSE | ty::RDMA_CM_EVENT_REJECTED);
+            (is_request || established || answered, conn.private_data, conn.private_data_len)
+        };
+        if carries_data && !data.is_null() {
+            // SAFETY: the library has stored `len` bytes there, which are valid until the event is acknowledged.
+            copy.private_data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::from(len)) }.into();
         }
+        copy
     }
 }
 

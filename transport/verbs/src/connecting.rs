@@ -23,10 +23,7 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl DeviceHub {
     pub(super) fn listen_for(&mut self, service: Service, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
-        let listen = |error| match error {
-            TransportError::Io { source, .. } => TransportError::Listen { address, source },
-            other => other,
-        };
+        let listen = |error| cannot_listen(address, error);
         let ListenParam { backlog, type_of_service, ack_timeout, ipv6_only } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         let raw = RawId::create(self.manager()?, service)?;
@@ -41,10 +38,7 @@ impl DeviceHub {
         id.inherited = (type_of_service, ack_timeout);
         let key = self.add(id);
         if on_device {
-            if let Err(error) = self.assign_device(key) {
-                self.discard(key);
-                return Err(error);
-            }
+            self.assign_device(key).inspect_err(|_| self.discard(key))?;
         }
         Ok(CmId(key))
     }
@@ -131,10 +125,7 @@ impl DeviceHub {
     /// length of the largest datagram that its port can send, in bytes.
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
         let raw = RawId::create(self.manager()?, Service::Datagram)?;
-        raw.bind(&RawAddress::new(address)).map_err(|error| match error {
-            TransportError::Io { source, .. } => TransportError::Listen { address, source },
-            other => other,
-        })?;
+        raw.bind(&RawAddress::new(address)).map_err(|error| cannot_listen(address, error))?;
         if raw.context().is_null() {
             let reason = format!("{} is not on an RDMA device: datagrams need the address of a device", address.ip());
             return Err(TransportError::NoDevice { reason });
@@ -148,27 +139,8 @@ impl DeviceHub {
             }
             Ok((device, max_datagram(&port_attr(entry.live()?.context(), port)?)))
         });
-        match assigned {
-            Ok((device, max)) => Ok((CmId(key), device, max)),
-            Err(error) => {
-                self.discard(key);
-                Err(error)
-            }
-        }
-    }
-
-    /// Creates an id for datagrams, and starts to resolve `peer`.
-    pub(super) fn resolve_datagrams(
-        &mut self,
-        peer: SocketAddr,
-        from: Option<SocketAddr>,
-        deadline: Instant,
-    ) -> Result<CmId> {
-        let raw = RawId::create(self.manager()?, Service::Datagram)?;
-        if let Some(from) = from {
-            raw.bind(&RawAddress::new(from))?;
-        }
-        self.resolve_on(raw, peer, deadline)
+        let (device, max) = assigned.inspect_err(|_| self.discard(key))?;
+        Ok((CmId(key), device, max))
     }
 
     /// Sends a connect request.
@@ -276,6 +248,13 @@ impl DeviceHub {
             log::debug!("{error}");
         }
         Ok(None)
+    }
+}
+
+fn cannot_listen(address: SocketAddr, error: TransportError) -> TransportError {
+    match error {
+        TransportError::Io { source, .. } => TransportError::Listen { address, source },
+        other => other,
     }
 }
 

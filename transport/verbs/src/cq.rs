@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::io;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::chains::RECEIVE;
 use super::device::RawDevice;
-use super::ffi::{QueueName, check, failure, non_null};
+use super::ffi::{QueueName, check, failure, has_event, non_null};
 use super::moderation;
 use super::qp_numbers::QpNumbers;
 use super::status::{wc_opcode, wc_status};
@@ -291,17 +290,10 @@ pub(super) fn next_event(
     owned: impl Fn(QueueName) -> Option<(Key, Arc<RawCq>)>,
 ) -> Result<Option<Key>> {
     let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-    loop {
-        // SAFETY: the channel is live, and the pointers are to memory for the results.
-        if unsafe { ibv_get_cq_event(device.channel(), &raw mut cq, &raw mut context) } == 0 {
-            break;
-        }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::WouldBlock => return Ok(None),
-            io::ErrorKind::Interrupted => {}
-            _ => return Err(TransportError::io("ibv_get_cq_event", error)),
-        }
+    // SAFETY: the channel is live, and the pointers are to memory for the results.
+    let get = || unsafe { ibv_get_cq_event(device.channel(), &raw mut cq, &raw mut context) };
+    if !has_event("ibv_get_cq_event", get)? {
+        return Ok(None);
     }
     let found = owned(QueueName::of(context));
     let acknowledged = match &found {

@@ -27,6 +27,20 @@ pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T>
     if pointer.is_null() { Err(TransportError::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
+/// Calls `get` until no signal interrupts it. Returns true if it has returned 0, so there is an event, and false if no
+/// event is available.
+pub(super) fn has_event(call: &'static str, mut get: impl FnMut() -> c_int) -> Result<bool> {
+    while get() != 0 {
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return Ok(false),
+            io::ErrorKind::Interrupted => {}
+            _ => return Err(TransportError::io(call, error)),
+        }
+    }
+    Ok(true)
+}
+
 /// Returns the `context` that carries a key. The provider stores it in a connection-manager id, and the library returns
 /// it with the id's events.
 pub(super) fn context_of(key: Key) -> *mut c_void {

@@ -35,10 +35,7 @@ pub(super) struct PortGid {
 
 /// Returns the GID that RoCE version 2 uses for an IP address.
 pub(super) fn gid_of(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
+    sockets::mapped(address).octets()
 }
 
 /// A port of a device, with the folder in which the kernel lists the port's attributes.
@@ -52,7 +49,8 @@ fn line(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-fn names(folder: &Path) -> Vec<String> {
+/// Returns the names of the entries of a folder, sorted.
+pub(super) fn names(folder: &Path) -> Vec<String> {
     let Ok(list) = fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();

@@ -44,12 +44,7 @@ impl DetachedId {
         // edge.
         hub.event_set.channel = true;
         hub.connector.wake();
-        match hub.assign_device(key) {
-            Ok(device) => Ok((CmId(key), device)),
-            Err(error) => {
-                hub.discard(key);
-                Err(error)
-            }
-        }
+        let device = hub.assign_device(key).inspect_err(|_| hub.discard(key))?;
+        Ok((CmId(key), device))
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::channel::EventChannel;
 use super::ffi::{RawAddress, local_addresses};
+use super::gid;
 use super::hub::DeviceHub;
 use super::id::{RawId, Service};
 use super::parts::Verbs;
@@ -57,13 +58,6 @@ impl Verbs {
             local_log!(Info, "provider verbs: {why}; queue pairs can be connected by exchange only");
         }
         Self::on_channel(manager)
-    }
-
-    /// Returns the reason why rdma_cm cannot be used, so that queue pairs connect by out-of-band exchange only. Returns `None` if rdma_cm
-    /// can be used.
-    #[must_use]
-    pub fn rdma_cm_error(&self) -> Option<String> {
-        self.hub.manager().err().map(|error| error.to_string())
     }
 
     /// Checks if an RDMA device reaches the address of `peer`. The call resolves the address and **blocks** for at most `timeout`, so call
@@ -189,7 +183,9 @@ fn check_devices() -> Result<()> {
     // SAFETY: the list is freed once, after the names were copied.
     unsafe { ibv_free_device_list(list) }
     if names.is_empty() {
-        return Err(TransportError::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
+        // The kernel also lists the devices for which libibverbs has no driver.
+        let in_kernel = gid::names(Path::new(gid::SYSFS));
+        return Err(TransportError::NoDevice { reason: no_devices(&in_kernel, drivers_variable().as_deref()) });
     }
     for refusal in refusals(&names, usable)? {
         local_log!(Info, "provider verbs: without the device of {refusal}");
@@ -215,14 +211,6 @@ fn refusals(names: &[String], usable: impl Fn(&Path) -> io::Result<()>) -> Resul
     } else {
         Err(TransportError::NoDevice { reason: refusals.join(", ") })
     }
-}
-
-/// Returns the names of the kernel's devices, including those for which libibverbs has no driver.
-fn in_kernel() -> Vec<String> {
-    let Ok(list) = std::fs::read_dir("/sys/class/infiniband") else { return Vec::new() };
-    let mut names: Vec<String> = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 /// Returns `NAME=VALUE` of the environment variable that selects the drivers of libibverbs. Returns `None` if it is not

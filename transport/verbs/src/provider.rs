@@ -11,8 +11,9 @@ use super::address::{Address, RawAddressHandle};
 use super::datagram;
 use super::entry::IdState;
 use super::exchange_socket::{DetachedStream, ExchangeStream, adopt};
+use super::ffi::RawAddress;
 use super::handover::DetachedId;
-use super::id::Service;
+use super::id::{RawId, Service};
 use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegisteredRegion};
 use super::parts::Verbs;
 use super::queues::{STALE_QP, STALE_SRQ};
@@ -470,7 +471,11 @@ impl Datagrams for Verbs {
     }
 
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
-        self.hub.resolve_datagrams(peer, from, deadline)
+        let raw = RawId::create(self.hub.manager()?, Service::Datagram)?;
+        if let Some(from) = from {
+            raw.bind(&RawAddress::new(from))?;
+        }
+        self.hub.resolve_on(raw, peer, deadline)
     }
 
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()> {

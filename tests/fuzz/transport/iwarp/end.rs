@@ -53,7 +53,7 @@ impl End {
         let mut qp = QueuePair::new(QpId(Key::new(1, 1)), &QpAttr { srq, ..attr });
         qp.establish(role, agreement, segment);
         if extensions {
-            qp.enable_extensions();
+            qp.extensions = true;
         }
         Self { qp, resources, cq, srq, intake: Intake::new(), wire: Vec::new() }
     }
@@ -70,8 +70,8 @@ impl End {
                 Ok(before - octets.len())
             });
             let result = qp.input(intake, taken.expect("the socket does not fail").0, resources);
-            if qp.is_held() && qp.has_received() {
-                qp.release();
+            if qp.tx.is_held() && qp.rx.has_seen() {
+                qp.tx.release();
             }
             result?;
         }

@@ -486,9 +486,9 @@ impl<'a> Script<'a> {
                 0 => self.peer.damage = Some(self.tape.word() as usize),
                 1 => {
                     let segment = 128 + usize::from(self.tape.byte()) * 8;
-                    self.end.qp.set_max_segment(segment);
+                    self.end.qp.tx.set_max_segment(segment);
                 }
-                _ => self.end.qp.release(),
+                _ => self.end.qp.tx.release(),
             },
             _ => self.reregister(),
         }
@@ -530,7 +530,7 @@ impl<'a> Script<'a> {
         assert!(self.work.sends.values().all(|signaled| !signaled), "sends without an end: {:?}", self.work.sends);
         let left = self.work.places.iter().flatten().count();
         assert!(self.end.srq.is_some() || left == 0, "receives without an end: {:?}", self.work.places);
-        self.end.qp.release_queues(&mut self.end.resources);
+        self.end.qp.completions.release(&mut self.end.qp.rx.queue, &mut self.end.resources);
         for (place, longest) in self.work.longest.iter().enumerate() {
             clean(&self.memories.inbox, place * ROOM + longest..(place + 1) * ROOM);
         }

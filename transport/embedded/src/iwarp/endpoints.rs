@@ -161,7 +161,7 @@ impl<N: Net> Endpoints<N> {
                 None
             }
             (socket, Some(Work::Stream(mut qp))) => {
-                qp.release_queues(&mut hub.resources);
+                qp.completions.release(&mut qp.rx.queue, &mut hub.resources);
                 socket
             }
             (socket, None) => socket,

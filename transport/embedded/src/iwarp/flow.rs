@@ -197,7 +197,7 @@ impl<S> TcpFlow<S> {
     /// Returns true if output waits for the socket to become writable.
     #[inline]
     pub(super) fn is_blocked(&self) -> bool {
-        !self.reply.is_sent() || self.qp.has_output()
+        !self.reply.is_sent() || self.qp.tx.has_work()
     }
 
     #[inline]
@@ -263,13 +263,13 @@ impl<S> TcpFlow<S> {
                 Err(outcome) => return outcome,
             };
             // The check precedes `input`, which completes receives and answers Reads.
-            let refuses = self.qp.is_held() && hub.requires_shared_memory();
+            let refuses = self.qp.tx.is_held() && hub.requires_shared_memory();
             if refuses && !rdma_transport::planted("a-refused-stream-is-read") {
                 return Outcome::Ended(End::of_refused_stream());
             }
-            let fpdus = self.qp.fpdus();
+            let fpdus = self.qp.rx.fpdus();
             let result = self.qp.input(&mut hub.intake, octets, &mut hub.resources);
-            let fpdus = self.qp.fpdus().wrapping_sub(fpdus) as usize;
+            let fpdus = self.qp.rx.fpdus().wrapping_sub(fpdus) as usize;
             if self.pace.is_sign_of_life(octets, fpdus) {
                 self.last_heard = now;
             }
@@ -278,15 +278,15 @@ impl<S> TcpFlow<S> {
             // If `transmit` fails below, `transmit` itself queues the connection again. If sending
             // had already failed before this call, this function must queue the connection again.
             let is_broken = self.broken.is_some();
-            if self.qp.is_held() && self.qp.has_received() {
-                self.qp.release();
+            if self.qp.tx.is_held() && self.qp.rx.has_seen() {
+                self.qp.tx.release();
                 if let Some(end) = self.stay(hub, "the peer has started on the stream") {
                     return Outcome::Ended(end);
                 }
                 self.announce(hub);
                 hub.deadlines.clear(Owner::Endpoint(self.key));
                 self.transmit(hub);
-            } else if self.qp.has_output() {
+            } else if self.qp.tx.has_work() {
                 self.transmit(hub);
             }
             hub.hot = Some(self.key);
@@ -348,7 +348,7 @@ impl<S> TcpFlow<S> {
                 self.transmissions = self.transmissions.wrapping_add(1);
                 if self.transmissions % 1024 == 16 {
                     if let Ok(max_segment) = net.max_segment(socket) {
-                        self.qp.set_max_segment(max_segment);
+                        self.qp.tx.set_max_segment(max_segment);
                     }
                 }
                 self.qp.transmit(&mut |bufs| net.send(socket, bufs).inspect(|_| accepts = true), &mut hub.resources)
@@ -364,7 +364,7 @@ impl<S> TcpFlow<S> {
                 if std::mem::replace(&mut self.sent, sent) == Sent::Blocked && accepts {
                     self.last_heard = hub.now.map_or(self.last_heard, |now| self.last_heard.max(now));
                 }
-                if sent != Sent::More && !self.qp.has_fault() {
+                if sent != Sent::More && !self.qp.tx.has_fault() {
                     return;
                 }
             }
@@ -386,8 +386,8 @@ impl<S> TcpFlow<S> {
     pub(super) fn end_grace<N: Net>(&mut self, hub: &mut Hub<N>, retry: Instant) {
         if !self.reply.is_sent() || !hub.net.all_acknowledged(self.socket) {
             hub.deadlines.set(Owner::Endpoint(self.key), retry);
-        } else if self.qp.is_held() {
-            self.qp.release();
+        } else if self.qp.tx.is_held() {
+            self.qp.tx.release();
             self.transmit(hub);
         }
     }

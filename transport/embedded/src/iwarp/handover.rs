@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use super::NAME;
 use super::endpoint::{CmEndpoint, Request, RequestStep};
-use super::endpoints::Endpoints;
-use super::hub::{DEVICE, Hub, Owner, STALE_ID};
+use super::hub::{DEVICE, Owner, STALE_ID};
 use super::net::Net;
+use super::provider::Iwarp;
 use super::startup::{self, RequestTerms};
 use rdma_transport::cm::{CmId, Detached};
 use rdma_transport::error::{Result, TransportError};
 use rdma_transport::provider::DeviceId;
+use rdma_transport::roles::Handover;
 
 /// A connect request that has left one provider and has not entered another one. The request has no
 /// queue pair yet.
@@ -38,40 +39,40 @@ impl Drop for DetachedRequest {
     }
 }
 
-impl<N: Net> Endpoints<N> {
+impl<N: Net> Handover for Iwarp<N> {
     /// Takes a request that has no queue pair out of a provider, with its socket.
-    pub(super) fn detach(&mut self, hub: &mut Hub<N>, id: CmId) -> Result<Detached> {
-        let (socket, asked) = match self.known(id)? {
+    fn detach(&mut self, id: CmId) -> Result<Detached> {
+        let (socket, asked) = match self.endpoints.known(id)? {
             CmEndpoint::Request(Request { step: RequestStep::Offered(_), qp: Some(_), .. }) => {
                 return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
             }
             CmEndpoint::Request(Request { socket, step: RequestStep::Offered(asked), .. }) => (*socket, *asked),
             endpoint => return Err(TransportError::InvalidState { call: "detach", state: endpoint.name() }),
         };
-        let released = hub.net.release(socket).map_err(|error| match error.kind() {
+        let released = self.hub.net.release(socket).map_err(|error| match error.kind() {
             io::ErrorKind::Unsupported => {
                 TransportError::Unsupported { provider: NAME, feature: "sockets to hand over" }
             }
             _ => TransportError::io("detaching a socket", error),
         })?;
-        hub.disown(socket);
-        self.take(hub, id.0);
-        Ok(Detached::new(hub.name(), DetachedRequest { socket: Some(released), asked }))
+        self.hub.disown(socket);
+        self.endpoints.take(&mut self.hub, id.0);
+        Ok(Detached::new(self.hub.name(), DetachedRequest { socket: Some(released), asked }))
     }
 
     /// Adds a request that another provider has detached.
-    pub(super) fn attach(&mut self, hub: &mut Hub<N>, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
         let mut request: DetachedRequest = request.into_state().map_err(|_| TransportError::Unsupported {
             provider: NAME,
             feature: "connect requests of other providers",
         })?;
         let (socket, asked) = (request.socket.take().ok_or(STALE_ID)?, request.asked);
-        let socket = hub.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
+        let socket = self.hub.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
         let request = Request { socket, step: RequestStep::Offered(asked), qp: None, closed: false };
-        let key = self.insert(CmEndpoint::Dead(None));
-        self.replace(hub, key, CmEndpoint::Request(request));
-        hub.own(socket, Owner::Endpoint(key));
-        hub.deadlines.set(Owner::Endpoint(key), now + hub.config.accept_timeout);
+        let key = self.endpoints.insert(CmEndpoint::Dead(None));
+        self.endpoints.replace(&mut self.hub, key, CmEndpoint::Request(request));
+        self.hub.own(socket, Owner::Endpoint(key));
+        self.hub.deadlines.set(Owner::Endpoint(key), now + self.hub.config.accept_timeout);
         Ok((CmId(key), DEVICE))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::causes::connect_failure;
@@ -23,6 +23,7 @@ use rdma_transport::datagram::{DatagramPeer, DatagramSource, Route};
 use rdma_transport::provider::PostError;
 use rdma_transport::qp::SrqId;
 use rdma_transport::slab::{Key, Slab};
+use rdma_transport::sockets;
 use rdma_transport::wc::WcOpcode;
 use rdma_transport::wr::{RecvWr, SendWr};
 
@@ -465,9 +466,6 @@ fn arrival(config: &RoceConfig, header: &DatagramHeader, from: SocketAddr, to: S
 
 /// Returns the route to an address and a UDP port. The port is stored as the LID.
 pub(super) fn route_to(address: SocketAddr) -> Route {
-    let gid = match address.ip() {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
+    let gid = sockets::mapped(address.ip()).octets();
     Route { gid, is_global: true, hop_limit: HOPS, lid: address.port(), port: 1, ..Route::default() }
 }

@@ -114,16 +114,6 @@ impl<N: Net> Iwarp<N> {
             spins: 0,
         })
     }
-
-    /// Returns the sockets.
-    pub const fn net(&self) -> &N {
-        &self.hub.net
-    }
-
-    /// Returns the sockets, so that the caller can change their settings.
-    pub const fn net_mut(&mut self) -> &mut N {
-        &mut self.hub.net
-    }
 }
 
 // SAFETY: Each number is a duty in the documentation of `Provider`.
@@ -530,7 +520,7 @@ impl<N: Net> ImmediateSends for Iwarp<N> {
 
     fn write_now(&mut self, id: QpId, local: &Sge, remote: RemoteAddress) -> bool {
         match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint::Stream(flow)) => flow.qp.write_now(local, &remote),
+            Some(CmEndpoint::Stream(flow)) => flow.qp.tx.frame_write_now(local, &remote),
             _ => false,
         }
     }

@@ -17,11 +17,11 @@ use crate::soft::cq::CompletionQueues;
 use crate::soft::keys::KeyTable;
 use crate::soft::resources::Resources;
 use rdma_transport::cm::ReadDepth;
-use rdma_transport::mem::{RecvSlice, SendSlice, Sge};
+use rdma_transport::mem::{RecvSlice, SendSlice};
 use rdma_transport::provider::PostError;
 use rdma_transport::qp::{QpAttr, QpId, SrqId};
 use rdma_transport::wc::{WcOpcode, WcStatus};
-use rdma_transport::wr::{RecvWr, RemoteAddress, SendWr};
+use rdma_transport::wr::{RecvWr, SendWr};
 
 /// The largest depth of a work queue.
 pub(crate) const MAX_QUEUE_DEPTH: u32 = 32768;
@@ -36,10 +36,12 @@ pub(crate) enum Role {
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
-    completions: Completions,
-    rx: Receiver,
-    tx: Transmitter,
-    extensions: bool,
+    pub(super) completions: Completions,
+    pub(super) rx: Receiver,
+    pub(super) tx: Transmitter,
+    /// True if the extensions of RFC 7306 are allowed. The caller that sets it has checked that the
+    /// peer supports them.
+    pub(super) extensions: bool,
     /// The numbers of outstanding Reads that both peers agreed on.
     pub(crate) read_depth: ReadDepth,
     /// True once the stream has started, after the handshake.
@@ -69,14 +71,8 @@ impl QueuePair {
         self.completions.polled(opcode)
     }
 
-    /// Releases the queue pair's entries on its completion queues, except the entries of unpolled completions. Returns receives to the
-    /// shared receive queue if the queue pair has taken them from there and not completed them.
-    pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
-        self.completions.release(&mut self.rx.queue, resources);
-    }
-
     /// Starts the stream on the agreed terms. An initiator may send immediately, and its ready-to-receive message is framed first. The
-    /// sends of a responder are held until [`QueuePair::release`].
+    /// sends of a responder are held until [`Transmitter::release`].
     pub(crate) fn establish(&mut self, role: Role, agreement: &Agreement, max_segment: usize) {
         self.rx.establish(agreement.crc);
         self.tx.establish(agreement, max_segment);
@@ -88,42 +84,6 @@ impl QueuePair {
             }
             self.tx.release();
         }
-    }
-
-    /// Allows the extensions of RFC 7306. The caller has checked that the peer supports them.
-    pub(crate) fn enable_extensions(&mut self) {
-        self.extensions = true;
-    }
-
-    /// Sets the segment size to the maximum segment size of TCP, `max_segment`. That size may change with the network path.
-    pub(crate) fn set_max_segment(&mut self, max_segment: usize) {
-        self.tx.set_max_segment(max_segment);
-    }
-
-    /// Allows a responder to send FPDUs.
-    pub(crate) fn release(&mut self) {
-        self.tx.release();
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        self.tx.is_held()
-    }
-
-    /// Returns true once any valid FPDU has arrived.
-    pub(crate) fn has_received(&self) -> bool {
-        self.rx.has_seen()
-    }
-
-    /// Returns the number of FPDUs whose header has arrived, modulo 2^32.
-    #[inline]
-    pub(crate) fn fpdus(&self) -> u32 {
-        self.rx.fpdus()
-    }
-
-    /// Returns true if there is output to hand to TCP.
-    #[inline]
-    pub(crate) fn has_output(&self) -> bool {
-        self.tx.has_work()
     }
 
     pub(crate) fn post_recv(
@@ -170,13 +130,6 @@ impl QueuePair {
             self.tx.frame_bytes(header, payload);
             true
         }
-    }
-
-    /// Frames a Write that has no work request, so no completion follows. Returns false, and frames nothing, if the Write is longer than
-    /// one small segment ([`Transmitter::frame_write_now`]) or other messages are queued before it.
-    #[inline]
-    pub(crate) fn write_now(&mut self, local: &Sge, remote: &RemoteAddress) -> bool {
-        self.tx.frame_write_now(local, remote)
     }
 
     /// Makes one receive call. The call receives the rest of the current payload, and at most `room` octets behind that payload. Returns
@@ -259,11 +212,6 @@ impl QueuePair {
         let outstanding = &self.tx.sends.outstanding;
         let sequence = outstanding.find(msn).or_else(|| outstanding.oldest())?;
         Some((Some(sequence), status))
-    }
-
-    #[inline]
-    pub(crate) fn has_fault(&self) -> bool {
-        self.tx.has_fault()
     }
 
     /// Removes and returns the fault that was found while framing. Returns `None` if no fault was found.

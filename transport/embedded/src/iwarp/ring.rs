@@ -72,7 +72,7 @@ impl<S: Segment> RingFlow<S> {
 
     /// Returns true if output waits for the Unix socket to become writable.
     pub(super) fn is_blocked(&self) -> bool {
-        self.link.has_announcements()
+        !self.link.lendings.announcements.is_empty()
     }
 
     #[inline]
@@ -181,7 +181,7 @@ impl<S: Segment> RingFlow<S> {
     #[must_use]
     pub(super) fn pump<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>) -> bool {
         let sent = self.link.transmit(&mut hub.resources);
-        if self.link.has_announcements() {
+        if self.is_blocked() {
             self.pass_announcements(hub);
         }
         let calls = self.link.publish() | self.link.release();
@@ -207,13 +207,13 @@ impl<S: Segment> RingFlow<S> {
     /// [`RingFlow::pump`] sends the remaining ones. An edge reports that the socket is writable
     /// again.
     fn pass_announcements<N: Net>(&mut self, hub: &mut Hub<N>) {
-        while let Some(announcement) = self.link.next_announcement() {
+        while let Some(announcement) = self.link.lendings.announcements.pop() {
             let Err(error) = hub.net.pass(self.socket, &announcement.emit(), announcement.file()) else { continue };
             let is_full = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
             // The system also limits the descriptors that are in packets, for all processes of a
             // user.
             if is_full || is_exhaustion(&error) || error.raw_os_error() == Some(libc::ETOOMANYREFS) {
-                return self.link.announce_later(announcement);
+                return self.link.lendings.announcements.push(announcement);
             }
             log::debug!("memory is not lent to a peer of this host: {error}");
         }

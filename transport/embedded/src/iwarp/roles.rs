@@ -10,13 +10,13 @@ use super::endpoint::{CmEndpoint, Work, WorkMut};
 use super::hub::{DEVICE, STALE_QP};
 use super::net::Net;
 use super::provider::{Iwarp, is_device};
-use rdma_transport::cm::{CmEventKind, CmId, Detached, ListenParam};
+use rdma_transport::cm::{CmEventKind, CmId, ListenParam};
 use rdma_transport::datagram::{AddressId, GRH_LEN, Route};
 use rdma_transport::error::{Result, TransportError};
 use rdma_transport::mr::{Access, MrId};
 use rdma_transport::provider::DeviceId;
 use rdma_transport::qp::QpId;
-use rdma_transport::roles::{Datagrams, Extensions, Handover, Liveness, SharedMemory};
+use rdma_transport::roles::{Datagrams, Extensions, Liveness, SharedMemory};
 use rdma_transport::wc::WorkCompletion;
 
 impl<N: Net> Datagrams for Iwarp<N> {
@@ -103,21 +103,11 @@ impl<N: Net> Extensions for Iwarp<N> {
             });
         }
         match self.endpoints.get_mut(qp.0).and_then(CmEndpoint::work) {
-            Some(WorkMut::Stream(qp)) => qp.enable_extensions(),
-            Some(WorkMut::Ring(link)) => link.enable_extensions(),
+            Some(WorkMut::Stream(qp)) => qp.extensions = true,
+            Some(WorkMut::Ring(link)) => link.extensions = true,
             None => return Err(STALE_QP),
         }
         Ok(())
-    }
-}
-
-impl<N: Net> Handover for Iwarp<N> {
-    fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.endpoints.detach(&mut self.hub, id)
-    }
-
-    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        self.endpoints.attach(&mut self.hub, request, now)
     }
 }
 

@@ -635,7 +635,7 @@ mod tests {
             let (_, out) = connect(&mut TcpNode::new(IwarpConfig::default()), &mut client);
             let socket =
                 client.iwarp.endpoints.get(out.0).and_then(crate::iwarp::endpoint::CmEndpoint::socket).unwrap();
-            let got = client.iwarp.net().sockets.get(socket.0).unwrap().socket.tcp_congestion().unwrap();
+            let got = client.iwarp.hub.net.sockets.get(socket.0).unwrap().socket.tcp_congestion().unwrap();
             let got = got.split(|&byte| byte == 0).next().unwrap();
             assert_eq!(got, expected.split(|&byte| byte == 0).next().unwrap(), "{setting:?}");
         }
@@ -654,7 +654,7 @@ mod tests {
         let mut server = TcpNode::on(TcpNet::with_config(config).unwrap(), IwarpConfig::default());
         let (id, _) = connect(&mut server, &mut TcpNode::new(IwarpConfig::default()));
         let socket = server.iwarp.endpoints.get(id.0).and_then(crate::iwarp::endpoint::CmEndpoint::socket).unwrap();
-        let socket = &server.iwarp.net().sockets.get(socket.0).unwrap().socket;
+        let socket = &server.iwarp.hub.net.sockets.get(socket.0).unwrap().socket;
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), keepalive);
         #[cfg(target_os = "linux")]
@@ -701,7 +701,7 @@ mod tests {
             server.iwarp.destroy_id(in_id, Instant::now()).unwrap();
             client.iwarp.destroy_id(out_id, Instant::now()).unwrap();
             until(&mut server, &mut client, |server, client| {
-                server.iwarp.net().sockets.is_empty() && client.iwarp.net().sockets.is_empty()
+                server.iwarp.hub.net.sockets.is_empty() && client.iwarp.hub.net.sockets.is_empty()
             });
         }
     }
@@ -818,7 +818,7 @@ mod tests {
             let (id, out) = connect(&mut server, &mut client);
             for (node, id) in [(&server, id.0), (&client, out.0)] {
                 let socket = node.iwarp.endpoints.get(id).and_then(crate::iwarp::endpoint::CmEndpoint::socket).unwrap();
-                let socket = &node.iwarp.net().sockets.get(socket.0).unwrap().socket;
+                let socket = &node.iwarp.hub.net.sockets.get(socket.0).unwrap().socket;
                 let got = sockets::longest_retransmission_timeout(socket.as_fd()).unwrap();
                 // The kernel rounds up to its clock, which has at least 100 ticks a second.
                 assert!(got >= expected && got - expected < Duration::from_millis(10), "{got:?}: {expected:?}");

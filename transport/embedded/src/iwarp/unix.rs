@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::net::{IpAddr, Shutdown};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +11,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::wire::Crc32c;
 use crate::passing;
+use rdma_transport::sockets;
 
 /// The backlog of the listener, as large as the system allows. A peer that finds the backlog full stays on TCP.
 const BACKLOG: i32 = i32::MAX;
@@ -76,11 +77,7 @@ pub(super) fn path_within_host(socket: &Socket, host: &[u8]) -> Option<u32> {
     let mut sum = Crc32c::new();
     sum.update(host);
     for (address, port) in [ours.min(theirs), ours.max(theirs)] {
-        let octets = match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        };
-        sum.update(&octets);
+        sum.update(&sockets::mapped(address).octets());
         sum.update(&port.to_be_bytes());
     }
     Some(sum.finish())

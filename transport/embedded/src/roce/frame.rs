@@ -7,6 +7,7 @@ use std::ops::Range;
 use super::icrc;
 use super::packet::{MAX_LEN, VARIANT};
 use rdma_transport::datagram::GRH_LEN;
+use rdma_transport::sockets::mapped;
 
 /// The number of octets that are kept free in front of a packet in its buffer. These octets are needed to compute the ICRC, which also
 /// covers octets that are not in the packet: 8 octets of ones in place of an InfiniBand header, an IPv6 header and a UDP header.
@@ -43,19 +44,12 @@ fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize
         }
         (from, to) => {
             let ip = &mut head[HEADROOM - 48..HEADROOM - 8];
-            ip.copy_from_slice(&ipv6(v6(from), v6(to), udp_len));
+            ip.copy_from_slice(&ipv6(mapped(from), mapped(to), udp_len));
             // Routers change the traffic class, the flow label and the hop limit. The ICRC is computed with all bits of these fields set.
             ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
             ip[7] = 0xff;
             8 + 40 + 8
         }
-    }
-}
-
-fn v6(address: IpAddr) -> Ipv6Addr {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
     }
 }
 
@@ -130,7 +124,7 @@ pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN
             header[20..].copy_from_slice(&ipv4(from, to, udp_len));
             header
         }
-        (from, to) => ipv6(v6(from), v6(to), udp_len),
+        (from, to) => ipv6(mapped(from), mapped(to), udp_len),
     }
 }
 

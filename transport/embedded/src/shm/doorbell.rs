@@ -33,12 +33,12 @@ pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Produ
     }
     // In real memory a store would do. But in the model checker, the peer's swap may miss a store that is older than
     // the swap. Two swaps of a word are always in order. The swap is cheap beside the system call that follows.
-    words.swap(incoming.half() + CALL, causes);
+    words.swap(incoming.half + CALL, causes);
     if !rdma_transport::planted("armed-without-a-fence") {
         words.fence();
     }
     let ready = !rdma_transport::planted("no-second-look") && has_work(words, incoming, outgoing, causes);
-    (ready, owes && must_call(words, outgoing.half(), ROOM))
+    (ready, owes && must_call(words, outgoing.half, ROOM))
 }
 
 /// Returns true if records have arrived, or if `causes` contains [`ROOM`] and the peer has released records.
@@ -50,24 +50,24 @@ pub(super) fn has_work<W: Words>(words: &W, incoming: &Consumer, outgoing: &Prod
 /// Clears the local call word: this side is awake, and the peer need not call this side.
 #[inline]
 pub(super) fn disarm<W: Words>(words: &W, incoming: &Consumer) {
-    words.poke(incoming.half() + CALL, 0);
+    words.poke(incoming.half + CALL, 0);
 }
 
 /// Publishes the records that were written to the ring. Returns true if the caller must call the peer.
 #[inline]
 pub(super) fn publish<W: Words>(words: &W, outgoing: &mut Producer) -> bool {
     if rdma_transport::planted("looked-before-it-published") {
-        let calls = must_call(words, outgoing.half(), NEWS);
+        let calls = must_call(words, outgoing.half, NEWS);
         return outgoing.publish(words) && calls;
     }
-    outgoing.publish(words) && must_call(words, outgoing.half(), NEWS)
+    outgoing.publish(words) && must_call(words, outgoing.half, NEWS)
 }
 
 /// Releases the consumed records. Returns true if the caller must call the peer.
 #[inline]
 pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer) -> bool {
     incoming.release(words);
-    must_call(words, outgoing.half(), ROOM)
+    must_call(words, outgoing.half, ROOM)
 }
 
 /// Returns true if the caller must call the peer after the event `cause`, which has just been published. `outgoing` is

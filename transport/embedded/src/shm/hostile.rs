@@ -161,7 +161,7 @@ impl Victim {
         let goes_on = received.is_ok_and(|received| !received.unknown_window);
         if goes_on {
             self.link.transmit(&mut self.resources);
-            while self.link.next_announcement().is_some() {}
+            while self.link.lendings.announcements.pop().is_some() {}
             self.link.publish();
             self.link.release();
             self.link.arm();
@@ -329,7 +329,7 @@ fn the_memory_of_a_connection_comes_back_whatever_its_peer_keeps() {
     let theirs = MappedSegment::new(theirs);
     let mut victim = Victim::new(MappedSegment::new(segment), &account());
     victim.send_long();
-    let announced = victim.link.next_announcement().expect("a staging buffer");
+    let announced = victim.link.lendings.announcements.pop().expect("a staging buffer");
     let kept = announced.file().unwrap().try_clone_to_owned().unwrap();
     let mapped = Window::map(&kept, announced.len, Sharing::Read).unwrap();
     drop(announced);
@@ -350,7 +350,7 @@ fn a_staging_buffer_that_was_read_comes_back_before_the_segment() {
         let (ours, theirs) = segments();
         let mut victim = Victim::new(ours, &account());
         victim.send_long();
-        let announced = victim.link.next_announcement().expect("a staging buffer");
+        let announced = victim.link.lendings.announcements.pop().expect("a staging buffer");
         // The peer replies that it has mapped the buffer.
         let half = SegmentSide::Passive.incoming();
         let mut header = RecordHeader::new(RecordKind::Mapped, 1);

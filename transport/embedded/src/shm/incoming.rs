@@ -364,7 +364,7 @@ mod tests {
         let lent = Arc::new(Memory::new_shared(SIZE, Sharing::Read).expect("memory"));
         let mut of_peer = Lendings::new(theirs);
         assert_eq!(of_peer.lend(&segment, (&lent, SIZE, None), 5, Access::empty()), Some(0));
-        let told = of_peer.next_announcement().expect("an announcement");
+        let told = of_peer.announcements.pop().expect("an announcement");
         let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
         let (slot, word, rights) = (told.slot, told.word, told.rights);
         let announced = ReceivedAnnouncement { slot, word, rights, base: 0, len: SIZE as u64 };

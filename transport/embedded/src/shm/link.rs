@@ -10,7 +10,7 @@ use super::fault::{LinkFault, Refusal};
 use super::incoming::{Consumed, Incoming, RecordContext};
 pub(crate) use super::outgoing::TransmitProgress;
 use super::outgoing::{INLINE, Outgoing, TransmitContext};
-use super::packet::{Announcement, Packet};
+use super::packet::Packet;
 use super::record::{RecordHeader, RecordKind};
 use super::ring::Consumer;
 use super::segment::{self, CAPACITY, EntryPayload, HEAD, Segment, SegmentPayload, SegmentSide};
@@ -62,10 +62,10 @@ pub(crate) struct Link<S: Segment> {
     segment: S,
     incoming: Incoming,
     outgoing: Outgoing,
-    lendings: Lendings,
+    pub(crate) lendings: Lendings,
     windows: Windows,
     completions: Completions,
-    extensions: bool,
+    pub(crate) extensions: bool,
     /// True if the connection has ended. Work requests that are posted afterwards are flushed.
     dead: bool,
     /// The events that the local side has announced in its call word; 0 while the local side is awake.
@@ -129,10 +129,6 @@ impl<S: Segment> Link<S> {
     /// segment.
     pub(crate) fn has_begun(segment: &S, side: SegmentSide) -> bool {
         Consumer::new(side.incoming()).has_news(segment)
-    }
-
-    pub(crate) fn enable_extensions(&mut self) {
-        self.extensions = true;
     }
 
     /// Records that a completion was polled. If it is the completion of a receive from a shared receive queue, returns
@@ -273,7 +269,7 @@ impl<S: Segment> Link<S> {
         let mut shared = resources.take_out(srq);
         let Self { segment, incoming, outgoing, lendings, windows, completions, extensions, .. } = self;
         let Resources { cqs, keys, .. } = &mut *resources;
-        let before = incoming.ring.pos();
+        let before = incoming.ring.pos;
         let mut cx = RecordContext {
             scope: completions.id.0,
             keys,
@@ -286,7 +282,7 @@ impl<S: Segment> Link<S> {
         };
         let result = incoming.consume(segment, &mut cx, budget, &mut |message| completions.received(cqs, &message));
         let direct = cx.direct;
-        let news = incoming.ring.pos() != before;
+        let news = incoming.ring.pos != before;
         resources.put_back(srq, shared);
         self.lend_direct(direct, resources);
         if let Err(fault) = &result {
@@ -400,21 +396,6 @@ impl<S: Segment> Link<S> {
         self.lendings.lend(&self.segment, (memory, len, None), key.unwrap_or(0), rights);
     }
 
-    /// Returns an announcement that the caller must send to the peer, or `None` if there is none.
-    pub(crate) fn next_announcement(&mut self) -> Option<Announcement> {
-        self.lendings.next_announcement()
-    }
-
-    /// Keeps an announcement that the caller could not send yet.
-    pub(crate) fn announce_later(&mut self, announcement: Announcement) {
-        self.lendings.announce_later(announcement);
-    }
-
-    #[inline]
-    pub(crate) fn has_announcements(&self) -> bool {
-        self.lendings.has_announcements()
-    }
-
     /// Processes a packet from the peer, with the descriptor that was attached to it.
     pub(crate) fn packet(&mut self, packet: Packet, file: Option<&OwnedFd>) {
         let (Packet::Window(announced), Some(file)) = (packet, file) else { return };
@@ -442,8 +423,8 @@ impl<S: Segment> Link<S> {
     /// has published is 0 again. The peer has ended the connection, and has waited long enough, or
     /// had no room to wait. Records that this side has not read are lost.
     pub(crate) fn is_removed(&self) -> bool {
-        let ours = (self.outgoing.ring.published(), self.outgoing.ring.half());
-        let theirs = (self.incoming.ring.pos(), self.incoming.ring.half());
+        let ours = (self.outgoing.ring.published, self.outgoing.ring.half);
+        let theirs = (self.incoming.ring.pos, self.incoming.ring.half);
         [ours, theirs].into_iter().any(|(pos, half)| pos > 0 && self.segment.load(half + HEAD) == 0)
     }
 

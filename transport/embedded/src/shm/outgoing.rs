@@ -203,7 +203,7 @@ impl Outgoing {
     fn load_tail<S: Segment>(&mut self, segment: &S) -> Result<bool, InvalidPosition> {
         let changed = self.ring.refresh_tail(segment)?;
         if changed {
-            self.staging.consumed(self.ring.tail());
+            self.staging.consumed(self.ring.tail);
         }
         Ok(changed)
     }
@@ -254,7 +254,7 @@ impl Outgoing {
         segment.poke(at, header.emit());
         segment.poke(at + WORD, offset as u64);
         self.ring.commit(header.size());
-        self.staging.commit(len, self.ring.pos());
+        self.staging.commit(len, self.ring.pos);
         true
     }
 
@@ -325,7 +325,7 @@ impl Outgoing {
     /// Returns an error if the position is invalid.
     pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), InvalidPosition> {
         self.load_tail(segment)?;
-        self.sends.reap(self.ring.tail(), done);
+        self.sends.reap(self.ring.tail, done);
         Ok(())
     }
 
@@ -361,14 +361,14 @@ impl Outgoing {
                     sent => sent,
                 },
             };
-            let before = self.ring.tail();
+            let before = self.ring.tail;
             if self.reap(segment, done).is_err() {
                 self.fault = Some(LinkFault::Violation(Refusal::Malformed));
             }
             match step {
                 TransmitStep::Sent(bytes) => left = left.saturating_sub(bytes),
                 // The peer has released records since the attempt to write the record. So the loop tries again.
-                TransmitStep::Blocked if self.ring.tail() != before && self.fault.is_none() => {}
+                TransmitStep::Blocked if self.ring.tail != before && self.fault.is_none() => {}
                 TransmitStep::Blocked => return TransmitProgress::All,
             }
             if left == 0 {
@@ -421,7 +421,7 @@ impl Outgoing {
                 }
                 let words = [remote.key.0.into(), remote.address.wrapping_add(self.sends.part() as u64)];
                 let step = self.put_payload(segment, cx.lendings, entry, RecordKind::Write, &words)?;
-                (self.changes, self.recorded) = (self.ring.pos(), true);
+                (self.changes, self.recorded) = (self.ring.pos, true);
                 return Some(step);
             }
             SendOp::Read(_) if entry.len == 0 => return Some((0, IN_ORDER)),
@@ -441,7 +441,7 @@ impl Outgoing {
             [one] if self.sends.inline().is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
             _ => false,
         };
-        if lent { (self.ring.pos(), false) } else { IN_ORDER }
+        if lent { (self.ring.pos, false) } else { IN_ORDER }
     }
 
     /// Writes one record with as many bytes of a payload as a record can hold. Returns the same
@@ -507,7 +507,7 @@ impl Outgoing {
         }
         self.ring.commit(header.size());
         if copies {
-            self.staging.commit(taken, self.ring.pos());
+            self.staging.commit(taken, self.ring.pos);
         }
         let position = if taken == left { self.completion_position(lendings, entry) } else { IN_ORDER };
         Some((taken, position))
@@ -518,7 +518,7 @@ impl Outgoing {
     /// takes effect when the peer consumes its record. An atomic operation takes effect when the peer writes the
     /// response, which may have to wait for room in the peer's ring.
     fn is_in_order(&self) -> bool {
-        self.changes <= self.ring.tail() && !self.sends.outstanding.has_atomic()
+        self.changes <= self.ring.tail && !self.sends.outstanding.has_atomic()
     }
 
     /// Writes a part of a payload directly to a region of the peer that this side has mapped. Returns the number of
@@ -683,7 +683,7 @@ impl Outgoing {
         }
         self.ring.commit(header.size());
         if place.is_some() {
-            self.staging.commit(most, self.ring.pos());
+            self.staging.commit(most, self.ring.pos);
         }
         self.responses.advance(most, most == left);
         Ok(Some(most))
@@ -750,7 +750,7 @@ mod tests {
         let region = Arc::new(Memory::new_shared(SIZE, Sharing::Write).expect("memory"));
         let mut of_peer = Lendings::new(there);
         of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_WRITE).expect("a slot");
-        let told = of_peer.next_announcement().expect("an announcement");
+        let told = of_peer.announcements.pop().expect("an announcement");
         let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
         let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
         let announced = ReceivedAnnouncement { slot, word, rights, base, len: SIZE as u64 };
@@ -804,7 +804,7 @@ mod tests {
         let region = Arc::new(Memory::new_shared(SIZE, Sharing::Read).expect("memory"));
         let mut of_peer = Lendings::new(there);
         of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_READ).expect("a slot");
-        let told = of_peer.next_announcement().expect("an announcement");
+        let told = of_peer.announcements.pop().expect("an announcement");
         let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
         let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
         let mut windows = Windows::new(there, account());

@@ -15,44 +15,23 @@ const LAST: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidPosition;
 
-/// The side of a ring that writes records.
+/// The side of a ring that writes records. Other modules only read its fields.
 #[derive(Debug)]
 pub(super) struct Producer {
-    half: usize,
+    /// The offset of the half that contains the ring.
+    pub(super) half: usize,
     /// The position behind the last written record. `at` is the offset of that position in the ring.
-    pos: u64,
+    pub(super) pos: u64,
     at: usize,
-    published: u64,
+    /// The position up to which records are published.
+    pub(super) published: u64,
     /// The consumer's position at the last load.
-    tail: u64,
+    pub(super) tail: u64,
 }
 
 impl Producer {
     pub(super) const fn new(half: usize) -> Self {
         Self { half, pos: 0, at: 0, published: 0, tail: 0 }
-    }
-
-    /// Returns the offset of the half that contains the ring.
-    #[inline]
-    pub(super) const fn half(&self) -> usize {
-        self.half
-    }
-
-    /// Returns the position behind the last written record.
-    #[inline]
-    pub(super) const fn pos(&self) -> u64 {
-        self.pos
-    }
-
-    /// Returns the position up to which records are published.
-    pub(super) const fn published(&self) -> u64 {
-        self.published
-    }
-
-    /// Returns the consumer's position at the last load.
-    #[inline]
-    pub(super) const fn tail(&self) -> u64 {
-        self.tail
     }
 
     /// Loads the consumer's position. Returns true if the consumer has released records since the last load.
@@ -126,12 +105,13 @@ impl Producer {
     }
 }
 
-/// The side of a ring that reads records.
+/// The side of a ring that reads records. Other modules only read its fields.
 #[derive(Debug)]
 pub(super) struct Consumer {
-    half: usize,
+    /// The offset of the half that contains the ring.
+    pub(super) half: usize,
     /// The position behind the last consumed record. `at` is the offset of that position in the ring.
-    pos: u64,
+    pub(super) pos: u64,
     at: usize,
     /// The producer's position at the last load.
     head: u64,
@@ -142,12 +122,6 @@ pub(super) struct Consumer {
 impl Consumer {
     pub(super) const fn new(half: usize) -> Self {
         Self { half, pos: 0, at: 0, head: 0, released: 0 }
-    }
-
-    /// Returns the offset of the half that contains the ring.
-    #[inline]
-    pub(super) const fn half(&self) -> usize {
-        self.half
     }
 
     /// Returns the number of contiguous bytes that are published and not consumed. Loads the producer's position only
@@ -185,12 +159,6 @@ impl Consumer {
         if self.at >= CAPACITY {
             self.at = 0;
         }
-    }
-
-    /// Returns the position behind the last consumed record.
-    #[inline]
-    pub(super) const fn pos(&self) -> u64 {
-        self.pos
     }
 
     /// Returns the number of bytes that are consumed and not released yet.

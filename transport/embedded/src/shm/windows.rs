@@ -54,12 +54,13 @@ struct LendingSlot {
 
 /// The memory that the local side lends to its peer.
 #[derive(Debug)]
-pub(super) struct Lendings {
+pub(crate) struct Lendings {
     /// The offset of the half in which the local side produces.
     half: usize,
     slots: Vec<LendingSlot>, // bound: lendings
-    /// Announcements that the caller has not sent to the peer yet.
-    announcements: Vec<Announcement>, // bound: lendings
+    /// Announcements that the caller has not sent to the peer yet. The caller takes the last one, and
+    /// puts it back if it could not be sent. An announcement is dropped if its lending ends.
+    pub(crate) announcements: Vec<Announcement>, // bound: lendings
 }
 
 impl Lendings {
@@ -166,20 +167,6 @@ impl Lendings {
             let fits = offset.checked_add(entry.len())? <= lent.memory.len() && !lent.memory.is_lent();
             fits.then_some((at as u8, offset as u64))
         })
-    }
-
-    pub(super) fn next_announcement(&mut self) -> Option<Announcement> {
-        self.announcements.pop()
-    }
-
-    /// Keeps an announcement that could not be sent yet. [`Lendings::next_announcement`] returns it again, unless its
-    /// lending ends.
-    pub(super) fn announce_later(&mut self, announcement: Announcement) {
-        self.announcements.push(announcement);
-    }
-
-    pub(super) fn has_announcements(&self) -> bool {
-        !self.announcements.is_empty()
     }
 }
 
@@ -384,7 +371,7 @@ mod tests {
         let lend = |lendings: &mut Lendings| {
             let memory = Arc::new(Memory::new_shared(4096, Sharing::Read).expect("memory"));
             assert_eq!(lendings.lend(&table, (&memory, 4096, None), KEY, rights), Some(0));
-            lendings.next_announcement().expect("the peer is told")
+            lendings.announcements.pop().expect("the peer is told")
         };
         let announced = |told: &Announcement| {
             let base = told.memory.as_ptr() as u64;
@@ -475,6 +462,6 @@ mod tests {
             let slot = lendings.lend(&table, (&memory, 4096, None), key, Access::REMOTE_READ);
             assert_eq!(slot.is_some(), (key as usize) < SLOTS);
         }
-        assert_eq!(std::iter::from_fn(|| lendings.next_announcement()).count(), SLOTS);
+        assert_eq!(std::iter::from_fn(|| lendings.announcements.pop()).count(), SLOTS);
     }
 }

@@ -9,7 +9,6 @@
 //! be unloaded safely, because they have thread-local data, handlers for `fork` and open devices.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::fmt;
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -24,10 +23,13 @@ use super::ibv_enums::ibv_event_type;
 use libc::sockaddr;
 
 /// The reason why the libraries cannot be used.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 // local: the text of one error
 pub enum LibraryError {
     /// A library is missing, or the system cannot load it.
+    #[error(
+        "{name} cannot be loaded ({why}); install rdma-core (on Debian the packages librdmacm1 and ibverbs-providers)"
+    )]
     Library {
         /// The file name of the library.
         name: &'static str,
@@ -35,27 +37,13 @@ pub enum LibraryError {
         why: String,
     },
     /// A library lacks a function.
+    #[error("{library} has no function {name}: it is too old; install rdma-core 20 or newer")]
     Function {
         /// The file name of the library.
         library: &'static str,
         /// The name of the function.
         name: &'static str,
     },
-}
-
-impl fmt::Display for LibraryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Library { name, why } => write!(
-                f,
-                "{name} cannot be loaded ({why}); install rdma-core (on Debian the packages librdmacm1 and \
-                 ibverbs-providers)"
-            ),
-            Self::Function { library, name } => {
-                write!(f, "{library} has no function {name}: it is too old; install rdma-core 20 or newer")
-            }
-        }
-    }
 }
 
 const VERBS: &str = "libibverbs.so.1";

@@ -527,9 +527,9 @@ fn without_descriptors_it_tries_once_per_back_off() {
         // The edge on the listener may arrive some time after the peer has connected.
         until("an attempt", || {
             assert!(iwarp.next_cm_event(now).unwrap().is_none());
-            (iwarp.net().attempts > step / 10).then_some(())
+            (iwarp.hub.net.attempts > step / 10).then_some(())
         });
-        assert_eq!(iwarp.net().attempts, 1 + step / 10, "step {step}");
+        assert_eq!(iwarp.hub.net.attempts, 1 + step / 10, "step {step}");
         assert!(iwarp.next_deadline().is_some_and(|at| at <= now + Duration::from_millis(100)));
         now += Duration::from_millis(10);
     }
@@ -546,11 +546,11 @@ fn progress_reports_connections_that_wait_behind_a_pause() {
     let _peer = connect_from(1, iwarp.local_address(listener).unwrap());
     until("the first attempt", || {
         assert!(iwarp.next_cm_event(now).unwrap().is_none());
-        (iwarp.net().attempts == 1).then_some(())
+        (iwarp.hub.net.attempts == 1).then_some(())
     });
     let is_woken = |iwarp: &Iwarp<Exhausted>| {
         let (mut poll, mut events) = (mio::Poll::new().unwrap(), mio::Events::with_capacity(1));
-        let channel = iwarp.net().channel(NetChannel::Cm);
+        let channel = iwarp.hub.net.channel(NetChannel::Cm);
         let interest = mio::Interest::READABLE;
         poll.registry().register(&mut mio::unix::SourceFd(&channel), mio::Token(0), interest).unwrap();
         poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
@@ -559,11 +559,11 @@ fn progress_reports_connections_that_wait_behind_a_pause() {
     assert!(!is_woken(&iwarp));
     now += IwarpConfig::default().accept_backoff;
     iwarp.progress(now, Drive::Full);
-    assert_eq!((iwarp.net().attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + ACCEPTS, 1));
+    assert_eq!((iwarp.hub.net.attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + ACCEPTS, 1));
     assert!(is_woken(&iwarp));
     // An edge reports further connections while the listener is in the list.
     iwarp.endpoints.accept_some(&mut iwarp.hub, listener.0, now);
-    assert_eq!((iwarp.net().attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + 2 * ACCEPTS, 1));
+    assert_eq!((iwarp.hub.net.attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + 2 * ACCEPTS, 1));
 }
 
 /// Connects sockets from a host. They send their requests, and the provider queues these.

@@ -46,7 +46,7 @@ fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
 /// Returns true if the socket of a connection has at least this number of unread octets.
 fn has_received(bench: &Bench, qp: QpId, octets: usize) -> bool {
     let socket = bench.iwarp.endpoints.get(qp.0).and_then(CmEndpoint::socket).unwrap();
-    bench.iwarp.net().unread(socket, octets) == octets
+    bench.iwarp.hub.net.unread(socket, octets) == octets
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     bench.iwarp.post_recv(other, &[wr]).unwrap();
     let empty = [0, 14, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(4096);
     let fpdus = |bench: &Bench| match bench.iwarp.endpoints.get(flooder.0) {
-        Some(CmEndpoint::Stream(flow)) => flow.qp.fpdus(),
+        Some(CmEndpoint::Stream(flow)) => flow.qp.rx.fpdus(),
         endpoint => panic!("{endpoint:?}"),
     };
     let (mut sent, mut seen, mut most, mut busy) = (0, 0, 0, 0);

@@ -158,7 +158,7 @@ fn stream(sizes: &[usize], crc: bool, emss: usize, parts: usize, window: usize) 
     }
     let done = sender.done();
     assert_eq!(done.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), (0..sizes.len() as u64).collect::<Vec<_>>());
-    assert!(!sender.qp.has_output());
+    assert!(!sender.qp.tx.has_work());
     sender.wire
 }
 
@@ -175,7 +175,7 @@ fn receive(wire: &[u8], sizes: &[usize], crc: bool, parts: usize, mut next: impl
         receiver.deliver(&wire[at..at + n]).unwrap();
         at += n;
     }
-    assert!(receiver.qp.is_at_boundary() && receiver.qp.has_received());
+    assert!(receiver.qp.is_at_boundary() && receiver.qp.rx.has_seen());
     let done = receiver.done();
     assert_eq!(done.len(), sizes.len());
     for (index, wc) in done.iter().enumerate() {
@@ -352,7 +352,7 @@ fn reads_of_nothing_are_answered_and_bounded() {
     let mut b = TestQueuePair::new(Role::Responder, agreement(true, Some(ReadyToReceive::Read)), 1448);
     a.transmit(usize::MAX);
     b.deliver(&a.wire).unwrap();
-    b.qp.release();
+    b.qp.tx.release();
     b.transmit(usize::MAX);
     assert_eq!(b.wire.len(), 20);
     a.deliver(&b.wire).unwrap();

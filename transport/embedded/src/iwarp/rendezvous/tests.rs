@@ -169,7 +169,7 @@ fn a_connection_that_fails_while_it_moves_was_never_up() {
 fn a_hello_that_has_arrived_keeps_its_connection() {
     for (tag, says_hello) in [(8, true), (9, false)] {
         let mut world = SetupWorld::new(tag, true);
-        world.server.iwarp.net_mut().promotes = true;
+        world.server.iwarp.hub.net.promotes = true;
         let id = world.request();
         world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
         if says_hello {
@@ -195,13 +195,13 @@ fn a_hello_that_has_arrived_keeps_its_connection() {
 #[test]
 fn a_peer_without_a_descriptor_is_accepted_after_a_pause() {
     let mut world = SetupWorld::new(31, true);
-    let net = world.server.iwarp.net_mut();
+    let net = &mut world.server.iwarp.hub.net;
     (net.promotes, net.is_exhausted) = (true, true);
     let id = world.request();
     world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
     let pause = |world: &SetupWorld| world.server.iwarp.hub.deadlines.of(Owner::SetupListener);
     world.until("an attempt", |world| pause(world).is_some());
-    world.server.iwarp.net_mut().is_exhausted = false;
+    world.server.iwarp.hub.net.is_exhausted = false;
     for _ in 0..100 {
         world.server.turn();
     }
@@ -219,7 +219,7 @@ fn a_peer_without_a_descriptor_is_accepted_after_a_pause() {
 #[test]
 fn an_answer_that_has_arrived_keeps_shared_memory() {
     let mut world = SetupWorld::with(10, true, SharedMemoryPolicy::Prefer);
-    world.server.iwarp.net_mut().promotes = true;
+    world.server.iwarp.hub.net.promotes = true;
     let id = world.request();
     world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
     world.until_hello();
@@ -243,14 +243,14 @@ fn an_answer_that_has_arrived_keeps_shared_memory() {
 #[test]
 fn the_setup_pauses_while_other_users_use_up_its_sockets() {
     let mut world = SetupWorld::new(2, false);
-    world.server.iwarp.net_mut().promotes = true;
+    world.server.iwarp.hub.net.promotes = true;
     let failed = |event: &CmEvent| match &event.kind {
         CmEventKind::ConnectFailed(ConnectFailure::Unreachable(why)) => why.contains("no shared memory"),
         _ => false,
     };
     let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
     for pause in [1, 2] {
-        world.server.iwarp.net_mut().accepts = false;
+        world.server.iwarp.hub.net.accepts = false;
         let id = world.request();
         world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
         world.until("the end of the connection", |world| {
@@ -329,7 +329,7 @@ fn an_attempt_ends_where_the_peer_requires_shared_memory_in_vain() {
     let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Prefer, ..IwarpConfig::default() };
     world.client = Bench::new(config);
     let id = world.request();
-    world.server.iwarp.net_mut().refuses = true;
+    world.server.iwarp.hub.net.refuses = true;
     world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
     let failed = |event: &CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(_));
     world.until("the end of the attempt", |world| world.client.events.iter().any(failed));
@@ -449,7 +449,7 @@ fn a_hello_without_the_secret_changes_nothing() {
         other => panic!("{other:?}"),
     };
     let socket = stream(&server).0;
-    let path = server.iwarp.net_mut().local_path(socket).unwrap();
+    let path = server.iwarp.hub.net.local_path(socket).unwrap();
     let hello = Hello { secret: offer.secret, key: offer.key, path };
     let mut guess = hello.secret;
     guess[15] ^= 1;

@@ -1,7 +1,5 @@
 //! MPA: the startup frames and the framing of the stream (RFC 5044, RFC 6581).
 
-use super::ddp::MAX_ULPDU_LEN;
-
 /// The first octets of a Request Frame. They distinguish a Request Frame from other data (RFC 5044 §7.1.1).
 pub const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
 /// The first octets of a Reply Frame. They distinguish a Reply Frame from other data (RFC 5044 §7.1.1).
@@ -10,8 +8,6 @@ pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
 pub const STARTUP_HEADER_LEN: usize = 20;
 /// The largest PD_Length (length of the private data) that is accepted (RFC 5044 §7.1.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// The largest PD_Length of sent frames, including the enhanced block. siw and cxgb4 accept no more.
-pub const MAX_PRIVATE_DATA_TO_SIW: usize = 256;
 /// The length of the enhanced block, with IRD and ORD, at the start of an enhanced frame's private data (RFC 6581 §6).
 pub const ENHANCED_LEN: usize = 4;
 /// The length of the CRC field of an FPDU. The field exists even if no CRC is used (RFC 5044 §4.1).
@@ -20,8 +16,6 @@ pub const CRC_LEN: usize = 4;
 pub const LENGTH_LEN: usize = 2;
 /// The value of IRD or ORD with which a peer declines to negotiate that number (RFC 6581 §9.1).
 pub const NO_NEGOTIATION: u16 = 0x3fff;
-/// The length of the longest FPDU.
-pub const MAX_FPDU_LEN: usize = fpdu_len(MAX_ULPDU_LEN);
 
 const MARKERS: u8 = 0x80;
 const CRC: u8 = 0x40;
@@ -187,6 +181,7 @@ impl Enhanced {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ddp::MAX_ULPDU_LEN;
     use super::*;
     use proptest::prelude::*;
 
@@ -197,7 +192,7 @@ mod tests {
         {
             assert_eq!((pad_len(ulpdu), fpdu_len(ulpdu)), (pad, fpdu), "{ulpdu}");
         }
-        assert_eq!(MAX_FPDU_LEN, 65_544);
+        assert_eq!(fpdu_len(MAX_ULPDU_LEN), 65_544);
         for ulpdu in 0..70_000 {
             assert_eq!(fpdu_len(ulpdu) % 4, 0);
             assert!(pad_len(ulpdu) < 4);

@@ -205,8 +205,8 @@ fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
 #[test]
 fn an_atomic_operation_waits_for_the_answer_in_front_of_it() {
     let mut pair = Pair::new(agreement(false, None), SEGMENT);
-    pair.a.qp.enable_extensions();
-    pair.b.qp.enable_extensions();
+    pair.a.qp.extensions = true;
+    pair.b.qp.extensions = true;
     let (word, sink) = (pair.b.area(4096, Access::REMOTE, 8), pair.a.area(8192, Access::LOCAL_WRITE, 20));
     pair.a.post(0, SendOp::Read(word.remote(0)), sink.sge(0, 4096), SendFlags::SIGNALED).unwrap();
     let add = SendOp::FetchAdd { remote: word.remote(0), add: u64::MAX };

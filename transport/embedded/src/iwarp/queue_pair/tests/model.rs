@@ -164,8 +164,8 @@ proptest! {
     ) {
         let terms = Agreement { ird: depth, ord: 5 - depth, ..agreement(crc, Some(ReadyToReceive::Read)) };
         let mut pair = Pair::new(terms, emss);
-        pair.a.qp.enable_extensions();
-        pair.b.qp.enable_extensions();
+        pair.a.qp.extensions = true;
+        pair.b.qp.extensions = true;
         let (mut a, mut b) = (ModelNode::new(&mut pair.a, 1000), ModelNode::new(&mut pair.b, 5000));
         let (mut there, mut back) = (Vec::new(), Vec::new());
         let mut cut = cuts.iter().cycle().copied();
@@ -187,7 +187,7 @@ proptest! {
             done[1].extend(pair.b.done());
         }
         for _ in 0..100_000 {
-            if there.is_empty() && back.is_empty() && !pair.a.qp.has_output() && !pair.b.qp.has_output() {
+            if there.is_empty() && back.is_empty() && !pair.a.qp.tx.has_work() && !pair.b.qp.tx.has_work() {
                 break;
             }
             pump(&mut pair.a, &mut pair.b, &mut there, cut.next().unwrap(), window);

@@ -86,7 +86,7 @@ impl Pair {
             a: TestQueuePair::new(Role::Initiator, agreement, emss),
             b: TestQueuePair::new(Role::Responder, back, emss),
         };
-        pair.b.qp.release();
+        pair.b.qp.tx.release();
         pair
     }
 
@@ -231,7 +231,7 @@ fn reads_queue_behind_the_limit() {
     let wire = pair.a.take_wire();
     // Only two Read Requests of 52 bytes each are sent, because the agreed depth is 2.
     assert_eq!(wire.len(), 104);
-    assert!(!pair.a.qp.has_output() && pair.a.done().is_empty());
+    assert!(!pair.a.qp.tx.has_work() && pair.a.done().is_empty());
     pair.b.deliver(&wire).unwrap();
     pair.settle().unwrap();
     let opcodes: Vec<_> = pair.a.statuses();
@@ -590,7 +590,7 @@ fn a_read_that_nobody_serves() {
 #[test]
 fn answers_and_sends_take_turns() {
     let mut end = TestQueuePair::new(Role::Responder, Agreement { ird: 8, ..agreement(false, None) }, 1448);
-    end.qp.release();
+    end.qp.tx.release();
     let area = end.area(4000, REMOTE, 77);
     for msn in 1..=4 {
         end.deliver(&read_request(msn, area.remote(0), 4000)).unwrap();
@@ -616,8 +616,8 @@ fn answers_and_sends_take_turns() {
 fn immediate_data_and_atomics_where_agreed() {
     for crc in [true, false] {
         let mut pair = Pair::new(agreement(crc, None), 1448);
-        pair.a.qp.enable_extensions();
-        pair.b.qp.enable_extensions();
+        pair.a.qp.extensions = true;
+        pair.b.qp.extensions = true;
         let remote = pair.b.area(4096, Access::REMOTE, 77);
         let local = pair.a.area(64, Access::LOCAL_WRITE, 78);
         let source = Memory::new(4096).unwrap();
@@ -660,12 +660,12 @@ fn immediate_data_and_atomics_where_agreed() {
 #[test]
 fn extensions_without_agreement() {
     let mut pair = Pair::new(agreement(true, None), 1448);
-    pair.a.qp.enable_extensions();
+    pair.a.qp.extensions = true;
     let remote = pair.b.area(64, REMOTE, 77);
     let local = pair.a.area(64, Access::LOCAL_WRITE, 78);
     for op in [SendOp::WriteWithImmediate(remote.remote(0), 1), SendOp::FetchAdd { remote: remote.remote(0), add: 1 }] {
         let mut pair = Pair::new(agreement(true, None), 1448);
-        pair.a.qp.enable_extensions();
+        pair.a.qp.extensions = true;
         let _ = pair.a.area(64, Access::LOCAL_WRITE, 78);
         let _ = pair.b.area(64, REMOTE, 77);
         let sges = if matches!(op, SendOp::FetchAdd { .. }) {
@@ -688,7 +688,7 @@ fn markers_where_they_are_required() {
         let mut plain = TestQueuePair::new(Role::Initiator, agreement(crc, None), 1448);
         // Each segment of the stream with markers contains three markers of 4 octets. If the segments of the stream without markers are 12
         // octets shorter, the payloads of both streams have the same length.
-        plain.qp.set_max_segment(1448 - 12);
+        plain.qp.tx.set_max_segment(1448 - 12);
         let memory = Memory::new(1 << 20).unwrap();
         memory.write(0, &pattern(1 << 20, 3));
         let remote = RemoteAddress { address: 0x1000, key: RemoteKey(5) };
@@ -762,7 +762,7 @@ fn receives_from_a_shared_queue() {
     // One of three completions was polled above. The other two are polled after the queues of the queue pairs are released.
     assert!(end.resources.destroy_srq(srq).is_err());
     for qp in &mut qps {
-        qp.release_queues(&mut end.resources);
+        qp.completions.release(&mut qp.rx.queue, &mut end.resources);
     }
     out.clear();
     end.resources.cqs.poll(end.cq, 9, &mut out).unwrap();
@@ -792,7 +792,7 @@ fn a_shared_receive_that_was_begun_goes_back() {
         let wire = stream(&[3000], true, 1448, 1, usize::MAX);
         let part = if slot == 0 { 2000 } else { wire.len() };
         deliver(&mut qp, &mut end.intake, &wire[..part], &mut end.resources).unwrap();
-        qp.release_queues(&mut end.resources);
+        qp.completions.release(&mut qp.rx.queue, &mut end.resources);
         let mut out = Vec::new();
         end.resources.cqs.poll(end.cq, 9, &mut out).unwrap();
         let got: Vec<_> = out.iter().map(|wc| (wc.wr_id, wc.byte_len)).collect();

@@ -173,7 +173,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
     let ird = mine.and_then(|(_, enhanced, _)| enhanced).map_or(8, |enhanced| enhanced.ird.min(128));
     let role = if as_server { Role::Responder } else { Role::Initiator };
     let mut end = TestQueuePair::new(role, Agreement { crc, ird, ord: 64, rtr: None, markers: false }, 1448);
-    end.qp.release();
+    end.qp.tx.release();
     let own_fpdus = &own[mine.map_or(own.len(), |(_, _, begin)| begin)..];
     let quoted = |number: &str| name.starts_with(number);
     let mut areas = BTreeMap::new();
