@@ -13,7 +13,7 @@ use rdma_transport_embedded::soft::{cq::CompletionQueues, keys::KeyTable, work_q
 
 const NAME: &str = "loopback";
 const DEVICE: DeviceId = DeviceId(0);
-// SAFETY: the queues use the entries of receives from `post_recv` on until the receives complete or are flushed.
+// SAFETY: entries of sends are read in the post, and those of receives are written until these complete or are flushed.
 const ENTRIES: mem::EntryAccess = unsafe { mem::EntryAccess::new() };
 const NO_QUEUE_PAIR: TransportError = TransportError::Stale { object: "queue pair" };
 
@@ -196,8 +196,7 @@ impl Shared {
             side.keys.remote(peer, at.key.0, at.address, len, right).map_err(|_| WcStatus::RemoteAccessError)
         };
         if !wr.op.answered() {
-            // SAFETY: the work request is posted and has not completed, so its memory is valid.
-            wr.sges.as_slice().iter().for_each(|sge| unsafe { mem::EntryAccess::new() }.append_to(sge, &mut bytes));
+            wr.sges.as_slice().iter().for_each(|sge| ENTRIES.append_to(sge, &mut bytes));
         }
         match wr.op {
             SendOp::Write(_) | SendOp::Read(_) if len == 0 => {}
