@@ -214,12 +214,15 @@ impl fmt::Debug for TransferId {
 /// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkRequestId {
-    /// A send of a connection. `entry` contains the slot and the generation of the connection. `sequence` contains the low bits of the
-    /// position of the send among all sends of the connection.
+    /// A send of a connection. `entry` contains the slot and the generation of the connection.
+    /// `sequence` contains the low bits of the position of the send among all sends of the
+    /// connection.
     Send { entry: u64, sequence: u16 },
-    /// A receive of a connection that does not use a shared receive queue. `entry` contains the slot and the generation of the connection.
+    /// A receive of a connection that does not use a shared receive queue. `entry` contains the
+    /// slot and the generation of the connection.
     Recv { entry: u64 },
-    /// A receive of a device's shared receive queue. `slot` is the slot of the receive in that queue.
+    /// A receive of a device's shared receive queue. `slot` is the slot of the receive in that
+    /// queue.
     SharedRecv { slot: u16 },
     /// A work request of a datagram endpoint. The module `datagram` has encoded the number, and decodes it.
     Endpoint(u64),
@@ -250,7 +253,8 @@ pub(crate) const fn recv_wr_id(of: ConnectionId) -> u64 {
     (RECV << KIND) | (of.entry() << 16)
 }
 
-/// Returns the work request id of a receive of a shared receive queue. `slot` is the slot of the receive.
+/// Returns the work request id of a receive of a shared receive queue. `slot` is the slot of the
+/// receive.
 #[inline]
 pub(crate) const fn shared_recv_wr_id(slot: u16) -> u64 {
     (SHARED_RECV << KIND) | slot as u64

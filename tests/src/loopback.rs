@@ -13,7 +13,8 @@ use rdma_transport_embedded::soft::{cq::CompletionQueues, keys::KeyTable, work_q
 
 const NAME: &str = "loopback";
 const DEVICE: DeviceId = DeviceId(0);
-// SAFETY: entries of sends are read in the post, and those of receives are written until these complete or are flushed.
+// SAFETY: entries of sends are read in the post, and those of receives are written until these
+// complete or are flushed.
 const ENTRIES: mem::EntryAccess = unsafe { mem::EntryAccess::new() };
 const NO_QUEUE_PAIR: TransportError = TransportError::Stale { object: "queue pair" };
 

@@ -491,8 +491,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 
-/// Two megabytes cross each way at the same time, in writes of any length. Each side reads all bytes
-/// of the other one, and then its end, in plain and in secured connections.
+/// Two megabytes cross each way at the same time, in writes of any length. Each side reads all
+/// bytes of the other one, and then its end, in plain and in secured connections.
 #[test]
 fn streams_carry_all_bytes_both_ways_and_end() {
     const LEN: usize = 2 << 20;
@@ -553,8 +553,8 @@ fn a_write_of_a_stream_is_one_message() {
     });
 }
 
-/// Writes wait for a peer that does not read, and go on when it reads. A write that is dropped while
-/// it waits has written nothing.
+/// Writes wait for a peer that does not read, and go on when it reads. A write that is dropped
+/// while it waits has written nothing.
 #[test]
 fn a_stream_waits_for_a_peer_that_does_not_read() {
     on_threads(2, async {

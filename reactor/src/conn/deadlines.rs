@@ -16,7 +16,8 @@ pub(crate) struct ConnectionDeadlines {
 /// A deadline that the driver handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// The time for the current step, which ended at this time: call [`super::Connection::timeout`].
+    /// The time for the current step, which ended at this time: call
+    /// [`super::Connection::timeout`].
     Step(Instant),
     /// The time within which the program must close the connection.
     Close,

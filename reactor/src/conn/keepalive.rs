@@ -18,7 +18,8 @@ pub(crate) struct Patience {
 /// The signs of life of one peer, and the pings to it.
 #[derive(Debug)]
 pub(crate) struct Keepalive {
-    /// The time of the last sign of life: a message, the end of a Read, or bytes that the transport received.
+    /// The time of the last sign of life: a message, the end of a Read, or bytes that the transport
+    /// received.
     pub(super) heard: Instant,
     /// The time of the last ping. `None` if the peer has answered it, or none was sent.
     asked: Option<Instant>,
@@ -44,7 +45,8 @@ impl Keepalive {
         Self { heard: now, asked: None, owes_ping: false, owes_pong: false }
     }
 
-    /// Judges the silence of the peer. `caught_up` is true if the reactor has processed everything that the peer has sent.
+    /// Judges the silence of the peer. `caught_up` is true if the reactor has processed everything
+    /// that the peer has sent.
     pub(crate) fn check(&mut self, now: Instant, caught_up: bool, patience: &Patience) -> Verdict {
         let heard = self.heard;
         if now.saturating_duration_since(heard) < patience.interval {

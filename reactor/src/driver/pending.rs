@@ -155,7 +155,8 @@ mod tests {
         assert_eq!(pending.gives_way(host(1)), None);
     }
 
-    /// A model of a reactor with `limit` slots for connections that are not up. A turn takes one millisecond.
+    /// A model of a reactor with `limit` slots for connections that are not up. A turn takes one
+    /// millisecond.
     struct PendingModel {
         pending: PendingConnections,
         limit: usize,

@@ -240,8 +240,8 @@ impl ConnectionTable {
         self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?.slot.as_mut()
     }
 
-    /// Returns the connection that has posted a work request. `number` is the part of the work request id that encodes the entry and the
-    /// generation of the connection.
+    /// Returns the connection that has posted a work request. `number` is the part of the work
+    /// request id that encodes the entry and the generation of the connection.
     #[inline]
     pub(crate) fn of_work(&mut self, number: u64) -> Option<&mut ConnectionSlot> {
         let right = |entry: &&mut TableEntry| entry.id.entry() == number || crate::planted("no-generation-check");

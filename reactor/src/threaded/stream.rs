@@ -1,4 +1,5 @@
-//! A byte stream over a connection of a [`super::ThreadedReactor`], compatible with [`crate::stream`].
+//! A byte stream over a connection of a [`super::ThreadedReactor`], compatible with
+//! [`crate::stream`].
 
 use std::fmt;
 use std::future::Future;
@@ -25,12 +26,13 @@ type PermitWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, Acqui
 /// [`AsyncWrite`] of tokio, so that libraries for tokio's `TcpStream` run on it. From
 /// [`ThreadedConnection::into_stream`].
 ///
-/// The peer must use a stream, too: a `ThreadedStream`, a [`crate::aio::AsyncStream`] or a stream of
-/// [`crate::stream`].
+/// The peer must use a stream, too: a `ThreadedStream`, a [`crate::aio::AsyncStream`] or a stream
+/// of [`crate::stream`].
 ///
-/// - Each write is one message of at most 64 KiB, which is sent without a flush. A write waits while
-///   64 messages are queued. Programs with small writes use tokio's `BufWriter`.
-/// - `poll_shutdown` finishes writing: the peer reads all written bytes, then the end of the stream.
+/// - Each write is one message of at most 64 KiB, which is sent without a flush. A write waits
+///   while 64 messages are queued. Programs with small writes use tokio's `BufWriter`.
+/// - `poll_shutdown` finishes writing: the peer reads all written bytes, then the end of the
+///   stream.
 /// - If the stream is dropped without it, the peer reads the bytes that were written, and then its
 ///   reads fail. With the stream, its connection is closed.
 /// - Unread bytes occupy receive buffers, so a peer that is not read must stop.
@@ -76,8 +78,8 @@ pub struct ThreadedStream {
 }
 
 impl ThreadedConnection {
-    /// Uses this connection as a byte stream, with the traits of tokio, until the connection ends. The peer must use a
-    /// stream, too.
+    /// Uses this connection as a byte stream, with the traits of tokio, until the connection ends.
+    /// The peer must use a stream, too.
     ///
     /// Example: [`ThreadedStream`].
     #[must_use]

@@ -3,8 +3,9 @@
 use super::frame;
 use super::{RecvSlice, SendSlice, Sge, Span, Window};
 
-/// The right of a provider to use the bytes of scatter/gather entries. A provider makes one constant, which costs nothing, and
-/// promises with it, once, to use entries only as long as they may be used.
+/// The right of a provider to use the bytes of scatter/gather entries. A provider makes one
+/// constant, which costs nothing, and promises with it, once, to use entries only as long as they
+/// may be used.
 ///
 /// ```
 /// use rdma_transport::mem::EntryAccess;
@@ -19,11 +20,12 @@ impl EntryAccess {
     /// Makes the right to use entries.
     ///
     /// # Safety
-    /// Each entry that is passed to a function of this type is one of a work request that was posted to the caller's
-    /// provider and is not done, or of a running call of [`crate::roles::ImmediateSends`], or a part of such an entry. It is
-    /// not an entry of device memory. The bytes of the entry are written only if the work request
-    /// is a receive, a Read or an atomic operation. A slice that a function returns is not used when the work request
-    /// is done.
+    /// Each entry that is passed to a function of this type is one of a work request that was
+    /// posted to the caller's provider and is not done, or of a running call of
+    /// [`crate::roles::ImmediateSends`], or a part of such an entry. It is not an entry of device
+    /// memory. The bytes of the entry are written only if the work request is a receive, a Read or
+    /// an atomic operation. A slice that a function returns is not used when the work request is
+    /// done.
     #[must_use]
     pub const unsafe fn new() -> Self {
         Self(())
@@ -53,37 +55,38 @@ impl EntryAccess {
         entry.fill(bytes);
     }
 
-    /// Copies the bytes of `from` to the start of an entry. Copies fewer bytes if the entry is shorter. Other users may
-    /// write `from` at the same time.
+    /// Copies the bytes of `from` to the start of an entry. Copies fewer bytes if the entry is
+    /// shorter. Other users may write `from` at the same time.
     #[inline]
     pub fn fill_from(self, entry: &Sge, from: Span<'_>) {
         entry.fill_from(from);
     }
 
-    /// Copies the bytes of an entry to the start of a span. Copies fewer bytes if the span is shorter.
+    /// Copies the bytes of an entry to the start of a span. Copies fewer bytes if the span is
+    /// shorter.
     #[inline]
     pub fn copy_to_span(self, entry: &Sge, to: Span<'_>) {
         entry.store_into(to.base(), to.len());
     }
 
-    /// Copies the bytes of a window from `offset` on to an entry ([`Window::fetch`]). Returns the number of bytes that
+    /// Copies the bytes of a window from `offset` on to an entry. Returns the number of bytes that
     /// this process is charged for.
     #[inline]
     pub fn fetch(self, entry: &Sge, window: &Window, offset: usize) -> u64 {
         window.fetch(offset, entry)
     }
 
-    /// Calls `each` with the bytes of an entry, in order. If nothing may change the bytes, `each` gets all of them in
-    /// place, in one call. Otherwise `each` gets copies of consecutive parts.
+    /// Calls `each` with the bytes of an entry, in order. If nothing may change the bytes, `each`
+    /// gets all of them in place, in one call. Otherwise `each` gets copies of consecutive parts.
     #[inline]
     pub fn visit(self, entry: &Sge, each: impl FnMut(&[u8])) {
         entry.visit(each);
     }
 
-    /// Calls `each` with the first `len` bytes of a span, for example to compute a checksum. An RDMA Read of the local
-    /// program has placed these bytes. `entry` is the part of that Read's local scatter/gather entry that begins at the
-    /// span. If nothing else may use the bytes of `entry`, `each` gets the bytes in place. Otherwise `each` gets copies
-    /// of consecutive parts.
+    /// Calls `each` with the first `len` bytes of a span, for example to compute a checksum. An
+    /// RDMA Read of the local program has placed these bytes. `entry` is the part of that Read's
+    /// local scatter/gather entry that begins at the span. If nothing else may use the bytes of
+    /// `entry`, `each` gets the bytes in place. Otherwise `each` gets copies of consecutive parts.
     pub fn visit_placed(self, entry: Sge, span: Span<'_>, len: usize, each: impl FnMut(&[u8])) {
         span.visit(len, entry, each);
     }

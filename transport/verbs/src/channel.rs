@@ -125,7 +125,8 @@ impl EventChannel {
             (is_request || established || answered, conn.private_data, conn.private_data_len)
         };
         if carries_data && !data.is_null() {
-            // SAFETY: the library has stored `len` bytes there, which are valid until the event is acknowledged.
+            // SAFETY: the library has stored `len` bytes there, which are valid until the event is
+            // acknowledged.
             copy.private_data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::from(len)) }.into();
         }
         copy

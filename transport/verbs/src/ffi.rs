@@ -27,8 +27,8 @@ pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T>
     if pointer.is_null() { Err(TransportError::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// Calls `get` until no signal interrupts it. Returns true if it has returned 0, so there is an event, and false if no
-/// event is available.
+/// Calls `get` until no signal interrupts it. Returns true if it has returned 0, so there is an
+/// event, and false if no event is available.
 pub(super) fn has_event(call: &'static str, mut get: impl FnMut() -> c_int) -> Result<bool> {
     while get() != 0 {
         let error = io::Error::last_os_error();

@@ -128,7 +128,8 @@ impl SharedReceives {
         (of == qp).then_some(connection)
     }
 
-    /// Takes the buffer of a completed receive out of its slot `slot`; `None` if no receive is posted in this slot.
+    /// Takes the buffer of a completed receive out of its slot `slot`; `None` if no receive is
+    /// posted in this slot.
     #[inline]
     pub(crate) fn take(&mut self, slot: u16) -> Option<Buffer> {
         let posted = self.receives.get_mut(usize::from(slot))?.take()?;

@@ -58,8 +58,8 @@ pub(crate) struct Lendings {
     /// The offset of the half in which the local side produces.
     half: usize,
     slots: Vec<LendingSlot>, // bound: lendings
-    /// Announcements that the caller has not sent to the peer yet. The caller takes the last one, and
-    /// puts it back if it could not be sent. An announcement is dropped if its lending ends.
+    /// Announcements that the caller has not sent to the peer yet. The caller takes the last one,
+    /// and puts it back if it could not be sent. An announcement is dropped if its lending ends.
     pub(crate) announcements: Vec<Announcement>, // bound: lendings
 }
 

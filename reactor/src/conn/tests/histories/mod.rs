@@ -881,8 +881,8 @@ fn a_message_that_begins_at_the_end_does_not_shorten_the_flush() {
     assert_eq!((side.heard.len(), deadline(side)), (1, end));
 }
 
-/// A list is late when the next check of the peer is due, too. The connection ends, and the flush gets
-/// its whole time.
+/// A list is late when the next check of the peer is due, too. The connection ends, and the flush
+/// gets its whole time.
 #[test]
 fn a_late_list_leaves_the_flush_its_time() {
     let mut history = connected(16, 8);
