@@ -1,6 +1,7 @@
 //! Connections in shared memory with another process, which is killed, stopped, or has no shared memory.
 #![allow(clippy::disallowed_methods, reason = "other processes are what is tested")]
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -451,13 +452,14 @@ impl Onlooker for Segments {
     fn closing(&self, _: SocketId) {}
 }
 
-/// Returns duplicates of this process's Unix sockets that have connected to the listener with this
-/// name.
+/// Returns a duplicate of each Unix socket of this process that has connected to the listener with
+/// this name.
 fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
-    let entries = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
-    // All before the first duplicate: a directory that is read further has the duplicates too.
-    let numbers: Vec<i32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    let mut found = Vec::new();
+    let numbers = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
+    let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    // By their inodes: other tests close descriptors meanwhile, so a duplicate may get a number that
+    // is still to come in the directory.
+    let mut found = BTreeMap::new();
     for number in numbers {
         // SAFETY: the number belonged to a descriptor when the directory was read. If another test
         // has closed that one, the number is used only if it is such a socket.
@@ -465,10 +467,11 @@ fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
         let is_local = socket_type(fd) == Ok(SocketType::SEQPACKET) && socket_domain(fd) == Ok(AddressFamily::UNIX);
         let peer = getpeername(fd).ok().flatten().and_then(|peer| SocketAddrUnix::try_from(peer).ok());
         if is_local && peer.is_some_and(|peer| peer.abstract_name() == Some(listener)) {
-            found.extend(fd.try_clone_to_owned());
+            let inode = fstat(fd).expect("its state").st_ino;
+            found.extend(fd.try_clone_to_owned().ok().map(|duplicate| (inode, duplicate)));
         }
     }
-    found
+    found.into_values().collect()
 }
 
 /// The files that a process has got from its peers, or has sent to them, and mappings of all.
