@@ -21,17 +21,6 @@ pub(crate) enum Refusal {
     Other(u64),
 }
 
-/// The violations without a key, each with its text, in the order of their codes from 1.
-const PLAIN: [(Refusal, &str); 7] = [
-    (Refusal::Malformed, "a malformed record"),
-    (Refusal::NoBuffer, "no buffer available for a message"),
-    (Refusal::TooLong, "a message that is longer than its buffer"),
-    (Refusal::Opcode, "an operation that was not negotiated"),
-    (Refusal::TooManyRequests, "more outstanding reads than were negotiated"),
-    (Refusal::UnexpectedAnswer, "a response without a request"),
-    (Refusal::CannotInvalidate, "invalidation of a key that it may not invalidate"),
-];
-
 const MISSES: [Miss; 5] = [Miss::Unknown, Miss::Access, Miss::Bounds, Miss::Wrap, Miss::Misaligned];
 
 impl Refusal {
@@ -39,10 +28,16 @@ impl Refusal {
     pub(super) fn code(self) -> u64 {
         let of = |miss| MISSES.iter().position(|&other| other == miss).unwrap_or(0) as u64;
         match self {
+            Self::Malformed => 1,
+            Self::NoBuffer => 2,
+            Self::TooLong => 3,
+            Self::Opcode => 4,
+            Self::TooManyRequests => 5,
+            Self::UnexpectedAnswer => 6,
+            Self::CannotInvalidate => 7,
             Self::Write(miss) => 16 + of(miss),
             Self::Request(miss) => 32 + of(miss),
             Self::Other(code) => code,
-            plain => PLAIN.iter().zip(1..).find(|(of, _)| of.0 == plain).map_or(0, |(_, code)| code),
         }
     }
 
@@ -50,7 +45,13 @@ impl Refusal {
     pub(super) fn of(code: u64) -> Self {
         let miss = MISSES.get((code % 16) as usize).copied();
         match (code, miss) {
-            (1..=7, _) => PLAIN[code as usize - 1].0,
+            (1, _) => Self::Malformed,
+            (2, _) => Self::NoBuffer,
+            (3, _) => Self::TooLong,
+            (4, _) => Self::Opcode,
+            (5, _) => Self::TooManyRequests,
+            (6, _) => Self::UnexpectedAnswer,
+            (7, _) => Self::CannotInvalidate,
             (16..32, Some(miss)) => Self::Write(miss),
             (32..48, Some(miss)) => Self::Request(miss),
             _ => Self::Other(code),
@@ -71,12 +72,16 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (of, miss) = match self {
+            Self::Malformed => return f.write_str("a malformed record"),
+            Self::NoBuffer => return f.write_str("no buffer available for a message"),
+            Self::TooLong => return f.write_str("a message that is longer than its buffer"),
+            Self::Opcode => return f.write_str("an operation that was not negotiated"),
+            Self::TooManyRequests => return f.write_str("more outstanding reads than were negotiated"),
+            Self::UnexpectedAnswer => return f.write_str("a response without a request"),
+            Self::CannotInvalidate => return f.write_str("invalidation of a key that it may not invalidate"),
             Self::Other(code) => return write!(f, "code {code}"),
             Self::Write(miss) => ("a write", miss),
             Self::Request(miss) => ("a read or an atomic operation", miss),
-            plain => {
-                return f.write_str(PLAIN.iter().find(|of| of.0 == *plain).map_or("", |of| of.1));
-            }
         };
         let what = match miss {
             Miss::Unknown => "with an invalid key",

@@ -68,33 +68,41 @@ pub(crate) enum ExchangeRefusal {
     Other(u8),
 }
 
-/// The refusals that this version defines, each with the text for the active side's program, in the
-/// order of their codes from 1.
-const REFUSALS: [(ExchangeRefusal, &str); 5] = [
-    (ExchangeRefusal::Program, "the peer refuses"),
-    (
-        ExchangeRefusal::NoPort,
-        "no port of the peer has the address of the stream there: name the device and the GID index at the peer",
-    ),
-    (ExchangeRefusal::OtherNetwork, "one side is on InfiniBand and the other on RoCE"),
-    (ExchangeRefusal::Device, "the device of the peer rejects the attributes of the local queue pair"),
-    (ExchangeRefusal::Busy, "the peer is busy: its program has not answered earlier requests"),
-];
-
 impl ExchangeRefusal {
-    fn code(self) -> u8 {
-        let known = REFUSALS.iter().zip(1..).find(|(of, _)| of.0 == self);
-        if let Self::Other(code) = self { code } else { known.map_or(0, |(_, code)| code) }
+    const fn code(self) -> u8 {
+        match self {
+            Self::Program => 1,
+            Self::NoPort => 2,
+            Self::OtherNetwork => 3,
+            Self::Device => 4,
+            Self::Busy => 5,
+            Self::Other(code) => code,
+        }
     }
 
-    fn from_code(code: u8) -> Self {
-        REFUSALS.get(usize::from(code).wrapping_sub(1)).map_or(Self::Other(code), |of| of.0)
+    const fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::Program,
+            2 => Self::NoPort,
+            3 => Self::OtherNetwork,
+            4 => Self::Device,
+            5 => Self::Busy,
+            other => Self::Other(other),
+        }
     }
 
     /// Returns the text with which the active side reports the refusal to its program.
-    pub(crate) fn reason(self) -> &'static str {
-        let of = REFUSALS.iter().find(|of| of.0 == self);
-        of.map_or("the peer refuses for a reason that this version does not know", |of| of.1)
+    pub(crate) const fn reason(self) -> &'static str {
+        match self {
+            Self::Program => "the peer refuses",
+            Self::NoPort => {
+                "no port of the peer has the address of the stream there: name the device and the GID index at the peer"
+            }
+            Self::OtherNetwork => "one side is on InfiniBand and the other on RoCE",
+            Self::Device => "the device of the peer rejects the attributes of the local queue pair",
+            Self::Busy => "the peer is busy: its program has not answered earlier requests",
+            Self::Other(_) => "the peer refuses for a reason that this version does not know",
+        }
     }
 }
 
