@@ -457,8 +457,8 @@ impl Onlooker for Segments {
 fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
     let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    // By their inodes: other tests close descriptors meanwhile, so a duplicate may get a number that
-    // is still to come in the directory.
+    // By their inodes: other tests close descriptors meanwhile, so a duplicate may get a number
+    // that is still to come in the directory.
     let mut found = BTreeMap::new();
     for number in numbers {
         // SAFETY: the number belonged to a descriptor when the directory was read. If another test

@@ -9,7 +9,7 @@
 //! | [`cm`], [`event`], [`datagram`] | the parameters and results of calls for connections, device events and datagrams |
 //! | [`cq`], [`srq`], [`qp`], [`wr`], [`wc`], [`mr`] | the parameters and results of calls for queues, work requests and memory regions |
 //! | [`caps`], [`error`] | the capabilities of devices, and the errors of all calls |
-//! | [`mem`] | registered memory, and the unsafe code of this crate, except one block of [`station`] and those of [`sockets`] |
+//! | [`mem`] | registered memory, and most unsafe code of this crate |
 //! | [`handle`], [`slab`] | the handles of a provider's objects, and a table whose slots have generations |
 //! | [`sockets`] | options of sockets and network interfaces |
 //! | [`newcomers`] | a table of connections whose peers have not shown yet that they are real clients |

@@ -84,7 +84,7 @@ impl ThreadedConnection {
     /// Example: [`ThreadedStream`].
     #[must_use]
     pub const fn into_stream(self) -> ThreadedStream {
-        ThreadedStream::new(self)
+        ThreadedStream { conn: self, room: None, unread: None, peer_finished: false, finished: false }
     }
 }
 
@@ -95,10 +95,6 @@ impl fmt::Debug for ThreadedStream {
 }
 
 impl ThreadedStream {
-    pub(super) const fn new(conn: ThreadedConnection) -> Self {
-        Self { conn, room: None, unread: None, peer_finished: false, finished: false }
-    }
-
     /// Returns the connection that carries the stream, for its id, its peer and the identity of the
     /// peer. A message that the program sends on it becomes a part of the stream.
     #[must_use]

@@ -10,7 +10,8 @@ use super::{RecvSlice, SendSlice, Sge, Span, Window};
 /// ```
 /// use rdma_transport::mem::EntryAccess;
 ///
-/// // SAFETY: this provider uses entries only of work requests that were posted to it and are not done.
+/// // SAFETY: this provider uses entries only of work requests that were posted to it and are not
+/// // done.
 /// const ENTRIES: EntryAccess = unsafe { EntryAccess::new() };
 /// ```
 #[derive(Clone, Copy, Debug)]
