@@ -199,7 +199,8 @@ impl Window {
 
     /// Returns an upper bound of the bytes of a lent file that this process is charged for, because
     /// the peer had removed them when [`super::EntryAccess::fetch`] read them. Pages that this
-    /// process has accessed for the first time can count, too.
+    /// process has accessed for the first time can count, too, and those of the destination if this
+    /// process forked meanwhile.
     #[inline]
     #[must_use]
     pub fn charged(&self) -> u64 {
