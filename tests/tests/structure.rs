@@ -298,6 +298,11 @@ fn each_collection_has_a_bound() {
 }
 
 #[test]
+fn no_identifier_is_vague() {
+    none(&libraries().iter().flat_map(|(_, source)| names::vague(source)).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_name_names_one_type() {
     let libraries = libraries();
     none(&names::doubles(&libraries.each_ref().map(|(name, source)| (*name, source))));

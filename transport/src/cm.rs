@@ -121,8 +121,8 @@ impl PathOptions {
     /// supports neither the type of service nor the ack timeout calls this function. [`PathOptions::source`] is not
     /// logged, because a provider must use it or return an error.
     pub fn note_ignored(&self, provider: &str) {
-        let asked = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
-        let ignored: Vec<&str> = asked.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
+        let requested = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
+        let ignored: Vec<&str> = requested.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
         if !ignored.is_empty() {
             local_log!(Info, "the provider {provider} has no {}: ignored", ignored.join(" and no "));
         }

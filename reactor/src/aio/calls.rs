@@ -113,8 +113,8 @@ impl AsyncCalls {
     /// The reason why the connection has ended.
     pub async fn next(&self) -> Result<AsyncRequest, DisconnectReason> {
         loop {
-            let asked = NextItem::new(&self.conn.shared().requests).await;
-            let (id, payload) = asked.ok_or_else(|| self.conn.end())?;
+            let request = NextItem::new(&self.conn.shared().requests).await;
+            let (id, payload) = request.ok_or_else(|| self.conn.end())?;
             let request = AsyncRequest { core: Rc::clone(self.conn.core()), id: Some(id), payload };
             if request.time_left().is_some() {
                 return Ok(request);

@@ -195,7 +195,7 @@ impl ReceiveWindow {
     /// Returns the last grant that was sent to the peer.
     #[must_use]
     #[inline]
-    pub(crate) const fn told(&self) -> u32 {
+    pub(crate) const fn last_grant(&self) -> u32 {
         self.granted
     }
 
@@ -376,7 +376,7 @@ mod tests {
             }
             for nth in 1..=sent {
                 // The last message carries the newest grant.
-                let grant = if nth == sent { side.rx.grant() } else { side.rx.told() };
+                let grant = if nth == sent { side.rx.grant() } else { side.rx.last_grant() };
                 self.wires[end].push_back(ModelMessage { kind: ModelMessageKind::Data, grant });
             }
             if sent > 0 {

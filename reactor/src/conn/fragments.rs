@@ -48,11 +48,11 @@ impl Connection {
     }
 
     /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a range of the payload into a buffer, or returns false if it
-    /// cannot read the payload. If `told` is true, the end of the message is always reported to the program.
+    /// cannot read the payload. If `reported` is true, the end of the message is always reported to the program.
     pub(crate) fn send_cut(
         &mut self,
         len: usize,
-        told: bool,
+        reported: bool,
         env: &mut Env<'_>,
         fill: impl Fn(Range<usize>, &mut [u8]) -> bool,
     ) -> Result<SendId, SendErrorKind> {
@@ -70,8 +70,8 @@ impl Connection {
             self.sends.push(SendQueueEntry::message(posted, id), SendOp::Send, SgeList::one(sge));
             last = id.ok_or(SendErrorKind::Closed);
         }
-        if told {
-            self.sends.tell_of_last();
+        if reported {
+            self.sends.report_last();
         }
         self.count_sent(len, env);
         last

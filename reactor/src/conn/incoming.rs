@@ -48,10 +48,10 @@ pub(super) struct IncomingMessage {
     pub(super) offer: Offer,
     pub(super) sink: Sink,
     /// The number of bytes that are covered by the Reads posted so far, whether these have ended or not.
-    pub(super) asked: u64,
+    pub(super) requested: u64,
     pub(super) done: u64,
     /// The number of bytes that were reported to the peer as fetched.
-    pub(super) told: u64,
+    pub(super) reported: u64,
     /// The number of bytes to read: the message, and the authentication tags of its segments if the message is encrypted.
     pub(super) total: u64,
     /// The numbers of the segments of an encrypted message.
@@ -63,7 +63,7 @@ impl IncomingMessage {
     /// encrypted.
     pub(super) const fn new(offer: Offer, segments: Option<Segments>) -> Self {
         let total = offer.region.len + if segments.is_some() { tail(offer.region.len) } else { 0 };
-        Self { offer, asked: 0, done: 0, told: 0, total, segments, sink: Sink::Unanswered }
+        Self { offer, requested: 0, done: 0, reported: 0, total, segments, sink: Sink::Unanswered }
     }
 
     pub(super) const fn is_whole(&self) -> bool {
@@ -112,20 +112,21 @@ impl IncomingMessage {
 
     /// Returns true if a progress report to the peer is due. The end of the whole message is reported separately.
     pub(super) const fn owes_progress(&self) -> bool {
-        self.done.saturating_sub(self.told) >= STRIDE && !self.is_whole()
+        self.done.saturating_sub(self.reported) >= STRIDE && !self.is_whole()
     }
 
     const fn is_sealed(&self) -> bool {
         self.total > self.offer.region.len
     }
 
-    /// Returns the offset and the length of the next Read, in bytes. Earlier Reads cover `asked` bytes. An encrypted message is read from
-    /// its end, where the authentication tags are. Once the tags have arrived, each later piece can be decrypted as soon as it arrives.
-    pub(super) fn read_at(&self, asked: u64) -> (u64, u64) {
+    /// Returns the offset and the length of the next Read, in bytes. Earlier Reads cover `requested`
+    /// bytes. An encrypted message is read from its end, where the authentication tags are. Once the
+    /// tags have arrived, each later piece can be decrypted as soon as it arrives.
+    pub(super) fn read_at(&self, requested: u64) -> (u64, u64) {
         if !self.is_sealed() {
-            return (asked, piece(self.total - asked));
+            return (requested, piece(self.total - requested));
         }
-        let end = self.total - asked;
+        let end = self.total - requested;
         let from = end.min(self.offer.region.len).saturating_sub(1) / PIECE * PIECE;
         (from, end - from)
     }

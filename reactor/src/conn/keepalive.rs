@@ -22,7 +22,7 @@ pub(crate) struct Keepalive {
     /// received.
     pub(super) heard: Instant,
     /// The time of the last ping. `None` if the peer has answered it, or none was sent.
-    asked: Option<Instant>,
+    pinged: Option<Instant>,
     /// True if a ping must be sent.
     pub(crate) owes_ping: bool,
     /// True if a pong must be sent.
@@ -42,7 +42,7 @@ pub(crate) enum Verdict {
 
 impl Keepalive {
     pub(crate) const fn new(now: Instant) -> Self {
-        Self { heard: now, asked: None, owes_ping: false, owes_pong: false }
+        Self { heard: now, pinged: None, owes_ping: false, owes_pong: false }
     }
 
     /// Judges the silence of the peer. `caught_up` is true if the reactor has processed everything
@@ -54,18 +54,18 @@ impl Keepalive {
         }
         // The ping counts as answered if the peer's last sign of life is not older than the ping. On a coarse clock, the ping and the
         // answer may have the same time.
-        self.asked = self.asked.filter(|&asked| asked > heard);
-        let asked = *self.asked.get_or_insert_with(|| {
+        self.pinged = self.pinged.filter(|&pinged| pinged > heard);
+        let pinged = *self.pinged.get_or_insert_with(|| {
             self.owes_ping = true;
             now
         });
         // If the ping was sent late, the peer still gets the same time to answer as after a ping that was sent on time.
         let answer_time = patience.timeout.saturating_sub(patience.interval);
-        let end = (heard + patience.timeout).max(asked + answer_time);
+        let end = (heard + patience.timeout).max(pinged + answer_time);
         if now < end {
             // The peer may answer this ping and then fall silent again. Check early enough to send the next ping on time.
-            let asked_again = asked + patience.interval;
-            Verdict::Wait(if now < asked_again { end.min(asked_again) } else { end })
+            let next_ping = pinged + patience.interval;
+            Verdict::Wait(if now < next_ping { end.min(next_ping) } else { end })
         } else if caught_up {
             Verdict::Lost
         } else {

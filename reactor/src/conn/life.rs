@@ -83,7 +83,7 @@ impl Connection {
         match self.framing {
             Framing::Raw => private_data.to_vec(),
             Framing::Credits => Greeting {
-                window: self.rx.told(),
+                window: self.rx.last_grant(),
                 buffer_size,
                 max_message: config.max_message_in_kib(),
                 extensions,

@@ -111,13 +111,13 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the buffer of a completed receive. `place` is the position of the receive in the shared queue, if the connection uses that
+    /// Returns the buffer of a completed receive. `slot` is the position of the receive in the shared queue, if the connection uses that
     /// queue. Returns `None` if no such receive is posted.
     #[inline]
-    pub(crate) fn complete(&mut self, buffers: &mut Buffers, place: u16) -> Option<Buffer> {
+    pub(crate) fn complete(&mut self, buffers: &mut Buffers, slot: u16) -> Option<Buffer> {
         match &mut self.source {
             ReceiveSource::Own { posted, .. } => posted.pop_front().map(Posted::done),
-            ReceiveSource::Shared(_) => buffers.shared.as_mut()?.take(place),
+            ReceiveSource::Shared(_) => buffers.shared.as_mut()?.take(slot),
         }
     }
 
@@ -304,11 +304,11 @@ pub(crate) struct Completed {
 }
 
 impl Connection {
-    /// Handles a completed receive. `place` is the position of the receive in the shared queue, if the connection uses that queue. Returns
+    /// Handles a completed receive. `slot` is the position of the receive in the shared queue, if the connection uses that queue. Returns
     /// false if no such receive is posted.
     #[inline]
-    pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
-        let Some(mut buffer) = self.receives.complete(env.buffers, place) else { return false };
+    pub(crate) fn received(&mut self, slot: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
+        let Some(mut buffer) = self.receives.complete(env.buffers, slot) else { return false };
         if let Err(failure) = wc.result {
             self.receive_failed(buffer, failure, env);
             return true;
@@ -492,8 +492,8 @@ impl Connection {
             MessageKind::Data => self.received_data(buffer, len, env),
             MessageKind::Fragment => return self.received_fragment(buffer, len, env),
             MessageKind::Handshake => {
-                let octets = self.parse(buffer, len, env, |payload| Some(payload.to_vec()))?;
-                return self.received_handshake(&octets, env);
+                let bytes = self.parse(buffer, len, env, |payload| Some(payload.to_vec()))?;
+                return self.received_handshake(&bytes, env);
             }
             MessageKind::Offer => {
                 return self.parse(buffer, len, env, Offer::parse).and_then(|offer| self.offered(offer, env));

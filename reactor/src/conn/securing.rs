@@ -74,31 +74,31 @@ impl Connection {
             // The first handshake bytes of the peer may arrive before the event that the transport is up.
             self.begin_securing(env);
         }
-        let (part, octets) = HandshakePart::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
+        let (part, bytes) = HandshakePart::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
         let State::Securing(securing) = &mut self.state else {
-            self.received_late(part, octets, env);
+            self.received_late(part, bytes, env);
             return Ok(());
         };
         if part == HandshakePart::Refusal {
-            let error = ConnectError::Security(self.refused(octets, env));
+            let error = ConnectError::Security(self.refused(bytes, env));
             let ending = if self.is_active() { Ending::ConnectError(error) } else { Ending::Silent };
             self.end(ending, env);
             return Ok(());
         }
-        if self.opener.is_some() || (octets.is_empty() && part == HandshakePart::More) {
+        if self.opener.is_some() || (bytes.is_empty() && part == HandshakePart::More) {
             return Err(PeerViolation::MalformedMessage);
         }
-        securing.taken += octets.len();
+        securing.taken += bytes.len();
         let (proving, long) = (matches!(securing.progress, SecuringProgress::Proving), securing.taken > MAX_HANDSHAKE);
-        let read = match (long, octets.is_empty(), proving) {
+        let read = match (long, bytes.is_empty(), proving) {
             (true, ..) => Err(SecurityError::Peer(format!("its handshake is longer than {MAX_HANDSHAKE} bytes"))),
             (_, true, _) => Ok(()),
             (_, _, false) => Err(SecurityError::Peer("its handshake continues behind its end".into())),
-            _ => securing.handshake.read(octets, &mut securing.outbox),
+            _ => securing.handshake.read(bytes, &mut securing.outbox),
         };
         if let Err(error) = read {
-            let told = securing.handshake.alert(&error);
-            self.refuse_peer(error, &told, env);
+            let reason = securing.handshake.alert(&error);
+            self.refuse_peer(error, &reason, env);
             return Ok(());
         }
         let proven = if proving { securing.handshake.finish() } else { None };
@@ -123,13 +123,13 @@ impl Connection {
 
     /// Handles a handshake message that is processed after the event that the transport has ended. Devices may report the event before the
     /// message.
-    fn received_late(&mut self, part: HandshakePart, octets: &[u8], env: &mut Env<'_>) {
+    fn received_late(&mut self, part: HandshakePart, bytes: &[u8], env: &mut Env<'_>) {
         let active = self.is_active();
         let State::Closing(closing) = &mut self.state else { return };
         match part {
             // The peer has accepted the local side, and has closed the connection after that. The handshake lacked only this message, so
             // the connection was up on the peer's side.
-            HandshakePart::Last if octets.is_empty() => {
+            HandshakePart::Last if bytes.is_empty() => {
                 let Some(opener) = closing.late.as_mut().and_then(|late| late.opener.take()) else { return };
                 self.opener = Some(opener);
                 if active {
@@ -138,7 +138,7 @@ impl Connection {
             }
             // The peer had sent the reason of its refusal before it ended the connection.
             HandshakePart::Refusal if closing.may_be_refused() => {
-                let error = self.refused(octets, env);
+                let error = self.refused(bytes, env);
                 if let State::Closing(closing) = &mut self.state {
                     closing.refused(error);
                 }
@@ -219,9 +219,9 @@ impl Connection {
                 return;
             }
             let rest = securing.outbox.split_off(securing.outbox.len().min(most));
-            let mut octets = mem::replace(&mut securing.outbox, rest);
+            let mut bytes = mem::replace(&mut securing.outbox, rest);
             let last = accepted && securing.outbox.is_empty();
-            octets.insert(0, if last { HandshakePart::Last } else { HandshakePart::More } as u8);
+            bytes.insert(0, if last { HandshakePart::Last } else { HandshakePart::More } as u8);
             let sealer = match (last, &mut securing.progress) {
                 (true, progress) => match mem::replace(progress, SecuringProgress::Done) {
                     SecuringProgress::Accepted(sealer) => Some(sealer),
@@ -229,7 +229,7 @@ impl Connection {
                 },
                 _ => None,
             };
-            self.push_control(MessageKind::Handshake, &octets, None, env);
+            self.push_control(MessageKind::Handshake, &bytes, None, env);
             self.renew_handshake(env);
             if let Some(sealer) = sealer {
                 // The messages that are in the chain now stay unencrypted. Later ones are encrypted.
@@ -277,8 +277,8 @@ impl Connection {
     }
 
     /// Refuses the peer's identity. `error` is the reason for the log and, on the active side, for the program. On the passive side, the
-    /// program receives no callback. `told` is the text that the peer receives, if a credit and a slot are available.
-    fn refuse_peer(&mut self, error: SecurityError, told: &str, env: &mut Env<'_>) {
+    /// program receives no callback. `reason` is the text that the peer receives, if a credit and a slot are available.
+    fn refuse_peer(&mut self, error: SecurityError, reason: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;
         let ending =
@@ -286,7 +286,7 @@ impl Connection {
         if self.tx.available() > 0 && self.sends.has_control_room() && self.terms.buffer_size > 0 {
             let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
             let mut payload = vec![HandshakePart::Refusal as u8];
-            payload.extend_from_slice(&told.as_bytes()[..told.len().min(most).min(LONGEST_REASON)]);
+            payload.extend_from_slice(&reason.as_bytes()[..reason.len().min(most).min(LONGEST_REASON)]);
             self.push_control(MessageKind::Handshake, &payload, None, env);
         }
         if self.state.refuse(ending) {

@@ -213,13 +213,14 @@ impl SendQueue {
         self.chain.len() + usize::from(self.is_unrung()) == 1
     }
 
-    /// Returns true if a send may be completed when it is posted, without overtaking earlier sends. `told` is true if the end of the send
-    /// is reported to the program. Such a send requires an empty queue, because the ends of sends are reported in order. Between two
-    /// doorbells, at most as many sends are completed in this way as the queue has slots.
+    /// Returns true if a send may be completed when it is posted, without overtaking earlier sends.
+    /// `reported` is true if the end of the send is reported to the program. Such a send requires an
+    /// empty queue, because the ends of sends are reported in order. Between two doorbells, at most
+    /// as many sends are completed in this way as the queue has slots.
     #[inline]
-    pub(super) fn takes_immediate(&self, told: bool) -> bool {
-        let told = told && !crate::planted("an-immediate-end-is-told-first");
-        let before = if told { self.entries.len() } else { self.chain.len() };
+    pub(super) fn takes_immediate(&self, reported: bool) -> bool {
+        let reported = reported && !crate::planted("an-immediate-end-is-told-first");
+        let before = if reported { self.entries.len() } else { self.chain.len() };
         let first = before == 0 || crate::planted("an-immediate-send-overtakes");
         self.immediate && first && self.next.is_empty() && self.unrung < self.slots
     }
@@ -358,7 +359,7 @@ impl SendQueue {
         self.has_carrier |= entry.buffer.is_some();
         let message = entry.id.is_some() && op.takes_receive();
         let copied = entry.role == SendRole::Plain && entry.id.is_some_and(|id| id.kind() == SendKind::Message);
-        entry.quiet = copied && !self.tells_of_copies();
+        entry.quiet = copied && !self.reports_copies();
         self.wants_signal |= !entry.quiet;
         let flags = self.flags(entry.answered, message);
         let sequence = self.first.wrapping_add(self.entries.len() as u16);
@@ -469,7 +470,7 @@ impl SendQueue {
 
     /// Returns true if the ends of messages whose payload is copied now are reported to the program.
     #[inline]
-    pub(super) const fn tells_of_copies(&self) -> bool {
+    pub(super) const fn reports_copies(&self) -> bool {
         !matches!(self.copies, Copies::Quiet)
     }
 
@@ -488,7 +489,7 @@ impl SendQueue {
 
     /// Requests a report of the end of the last message, although its payload was copied. The program waits for that report before it
     /// writes to the region with the payload again.
-    pub(super) fn tell_of_last(&mut self) {
+    pub(super) fn report_last(&mut self) {
         if let Some(entry) = self.entries.back_mut() {
             (entry.quiet, self.wants_signal) = (false, true);
         }
@@ -603,16 +604,16 @@ impl SendQueue {
     pub(super) fn pop_messages(&mut self, most: usize, pool: &mut Pool) -> (usize, Option<SendId>) {
         let (mut count, mut first) = (0, None::<SendId>);
         for entry in self.entries.iter_mut().take(most) {
-            let told = entry.id.filter(|_| !entry.quiet);
+            let reported = entry.id.filter(|_| !entry.quiet);
             let goes_on = match first {
                 _ if entry.role != SendRole::Plain => false,
-                None => told.is_none() || count == 0,
-                Some(first) => told == Some(first.after(count)),
+                None => reported.is_none() || count == 0,
+                Some(first) => reported == Some(first.after(count)),
             };
             if !goes_on {
                 break;
             }
-            first = first.or(told);
+            first = first.or(reported);
             count += 1;
             if let Some(buffer) = entry.buffer.take() {
                 pool.give(buffer.done());

@@ -55,7 +55,7 @@ impl Connection {
     /// due before it.
     #[inline]
     fn may_send_now(&self, len: usize) -> bool {
-        self.sends.takes_immediate(self.sends.tells_of_copies())
+        self.sends.takes_immediate(self.sends.reports_copies())
             && self.state.is_open()
             && !self.corked
             && self.sealer.is_none()
@@ -80,17 +80,17 @@ impl Connection {
         if !self.may_send_now(len) {
             return None;
         }
-        let told = self.rx;
+        let credits = self.rx;
         let header = FrameHeader { kind: MessageKind::Data, grant: self.rx.grant() };
         if !send(&header.emit()) {
-            self.rx = told;
+            self.rx = credits;
             return None;
         }
         self.tx.take();
         self.sends.unrung += 1;
         self.count_sent(len, env);
         let send = self.sends.name(SendKind::Message);
-        if self.sends.tells_of_copies() {
+        if self.sends.reports_copies() {
             self.tell(env, Event::Sent { send, count: 1, outcome: Outcome::Sent });
         }
         Some(send)
@@ -157,7 +157,7 @@ impl Connection {
                 return Err(SendErrorKind::Sealed);
             }
             let id = self.push_filled(buffer, len, env);
-            self.sends.tell_of_last();
+            self.sends.report_last();
             return Ok(id);
         }
         let locals = Locals::to_read(&[(region, range)])?;
@@ -243,7 +243,7 @@ impl Connection {
     #[inline]
     pub(super) fn header(&mut self, kind: MessageKind) -> FrameHeader {
         self.tx.take();
-        FrameHeader { kind, grant: self.rx.told() }
+        FrameHeader { kind, grant: self.rx.last_grant() }
     }
 
     /// Queues a message of the reactor. The caller has checked that a credit and a slot are

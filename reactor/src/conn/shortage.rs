@@ -33,7 +33,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 struct MemoryWait {
     /// The time of the last report to the peer.
-    told: Instant,
+    reported: Instant,
     /// True if a report to the peer is due.
     owed: bool,
 }
@@ -91,7 +91,7 @@ impl Connection {
     pub(crate) fn wants_memory(&self) -> Option<usize> {
         let active = self.transfers.active()?;
         let at = active.incoming.iter().position(IncomingMessage::wants_memory)?;
-        let unread = active.incoming.iter().take(at).map(|before| before.total - before.asked).sum::<u64>();
+        let unread = active.incoming.iter().take(at).map(|before| before.total - before.requested).sum::<u64>();
         let soon = active.pieces < PIECES && unread < STRIDE;
         (at == 0 || soon).then(|| active.incoming[at].offer.region.len as usize)
     }
@@ -161,7 +161,7 @@ impl Connection {
     pub(crate) fn wait_for_memory(&mut self, env: &mut Env<'_>) {
         let Some(active) = self.transfers.active_mut() else { return };
         if active.shortage.wait.is_none() {
-            active.shortage.wait = Some(MemoryWait { told: env.now, owed: true });
+            active.shortage.wait = Some(MemoryWait { reported: env.now, owed: true });
             self.look_by(env.now + report_interval(env), env);
         }
     }
@@ -171,10 +171,10 @@ impl Connection {
     pub(super) fn renew_wait(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         let every = report_interval(env);
         let wait = self.transfers.active_mut()?.shortage.wait.as_mut()?;
-        if env.now < wait.told + every {
-            return Some(wait.told + every);
+        if env.now < wait.reported + every {
+            return Some(wait.reported + every);
         }
-        *wait = MemoryWait { told: env.now, owed: true };
+        *wait = MemoryWait { reported: env.now, owed: true };
         self.mark(env);
         Some(env.now + every)
     }

@@ -47,8 +47,9 @@ pub(super) fn look_interval(limit: Duration) -> Duration {
 /// The memory of a message that the local side offers.
 #[derive(Debug)]
 pub(crate) enum OfferSource {
-    /// A copy, which is freed when the peer has fetched the message. `told` is true if the end of the message is reported to the program.
-    Copy { region: Box<Region>, told: bool },
+    /// A copy, which is freed when the peer has fetched the message. `reported` is true if the end
+    /// of the message is reported to the program.
+    Copy { region: Box<Region>, reported: bool },
     /// A region of the program.
     Lent(Key, Hold),
 }
@@ -263,7 +264,7 @@ impl Transfers {
     #[inline]
     pub(crate) fn slots(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
-            let unread = |transfer: &IncomingMessage| transfer.asked < transfer.total;
+            let unread = |transfer: &IncomingMessage| transfer.requested < transfer.total;
             active.due_reports() + usize::from(active.pieces == 0 && active.incoming.iter().any(unread))
         })
     }
@@ -372,8 +373,8 @@ impl Connection {
         env: &mut Env<'_>,
     ) -> SendId {
         let send = self.sends.name(SendKind::Message);
-        if let OfferSource::Copy { told, .. } = &mut source {
-            *told |= self.sends.tells_of_copies();
+        if let OfferSource::Copy { reported, .. } = &mut source {
+            *reported |= self.sends.reports_copies();
         }
         let active = self.transfers.activate(env.now);
         let first = active.outgoing.is_empty();
@@ -432,10 +433,10 @@ impl Connection {
     }
 
     fn end_offer(&self, outgoing: OutgoingMessage, outcome: Outcome, env: &mut Env<'_>) {
-        let told = match outgoing.source {
-            OfferSource::Copy { region, told } => {
+        let reported = match outgoing.source {
+            OfferSource::Copy { region, reported } => {
                 self.want(env, Action::Discard(region));
-                told || outcome == Outcome::Refused
+                reported || outcome == Outcome::Refused
             }
             OfferSource::Lent(key, hold) => {
                 if hold.done() {
@@ -444,7 +445,7 @@ impl Connection {
                 true
             }
         };
-        if told {
+        if reported {
             self.tell(env, Event::Sent { send: outgoing.send, count: 1, outcome });
         }
     }
@@ -471,7 +472,7 @@ impl Connection {
         let Some(active) = self.transfers.active_mut().filter(|active| active.pieces > 0) else { return };
         active.lost.iter_mut().for_each(|(_, landing)| *landing = None);
         for transfer in &mut active.incoming {
-            if matches!(transfer.sink, Sink::Program(_)) && transfer.asked > transfer.done {
+            if matches!(transfer.sink, Sink::Program(_)) && transfer.requested > transfer.done {
                 active.lost.push((transfer.offered(), None));
                 transfer.sink = Sink::Unanswered;
             }
@@ -585,9 +586,9 @@ impl Connection {
         // No Read was posted for the message. The message is removed from `incoming` and from `held`, so that the peer can offer another
         // message instead.
         active.incoming.remove(at);
-        let mut places = (0..active.held.len()).filter(|&place| matches!(active.held[place], Held::Transfer));
-        if let Some(place) = places.nth(at) {
-            active.held.remove(place);
+        let mut transfers = (0..active.held.len()).filter(|&index| matches!(active.held[index], Held::Transfer));
+        if let Some(index) = transfers.nth(at) {
+            active.held.remove(index);
         }
         active.fetched.push_back((offer.0, MessageKind::Refused));
         self.deliver_held(env);
@@ -631,15 +632,15 @@ impl Connection {
         let mut begun = false;
         'transfers: for transfer in &mut active.incoming {
             while active.pieces < PIECES && self.sends.room(0) > 0 {
-                if transfer.asked == transfer.total {
+                if transfer.requested == transfer.total {
                     continue 'transfers;
                 }
-                let (from, len) = transfer.read_at(transfer.asked);
+                let (from, len) = transfer.read_at(transfer.requested);
                 let memory = RemoteRegion { len: transfer.total, ..transfer.offer.region };
                 let (Some(remote), Some((sge, holds))) = (memory.part(from, len), transfer.lend(from, len)) else {
                     break 'transfers;
                 };
-                transfer.asked += len;
+                transfer.requested += len;
                 if active.pieces == 0 {
                     active.read = env.now;
                     begun = true;
@@ -655,7 +656,7 @@ impl Connection {
         self.push_reports(&mut active.fetched, CONTROL_CREDITS, env);
         if active.fetched.is_empty() && self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
             if let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.owes_progress()) {
-                transfer.told = transfer.done;
+                transfer.reported = transfer.done;
                 let progress = TransferProgress { number: transfer.offer.number, done: transfer.done };
                 self.push_control(MessageKind::Progress, &progress.emit(), None, env);
             }

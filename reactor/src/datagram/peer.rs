@@ -119,7 +119,7 @@ impl Endpoints {
             CmEventKind::Resolved { device } => {
                 let ours =
                     self.all.get(endpoint).is_some_and(|of| of.resources.device == device_index(cm.provider, device));
-                let asked = if ours {
+                let resolved = if ours {
                     driver
                         .providers
                         .numbered(cm.provider)
@@ -128,7 +128,7 @@ impl Endpoints {
                 } else {
                     Err("the address is reached through another device than the endpoint's".into())
                 };
-                match asked {
+                match resolved {
                     Ok(()) => return,
                     Err(why) => Err(ConnectError::Local(why)),
                 }
@@ -177,15 +177,15 @@ impl Endpoints {
     /// Answers a peer that looks up an endpoint: sends the number and the queue key of the endpoint's queue pair. If
     /// the endpoint is closed, or if `Config::allowed_peers` does not admit the peer, the request of the peer is
     /// dropped. Nothing is allocated, so such requests cannot exhaust memory.
-    pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>, peer: SocketAddr) {
+    pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, query: Handle<CmId>, peer: SocketAddr) {
         let now = driver.now;
-        let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };
+        let Some(endpoint) = self.get_open(key) else { return driver.discard(query) };
         if !driver.config.admits(peer.ip()) {
             driver.log_refusal(peer, Level::Info, "its network is not among those that may look up an endpoint");
-            return driver.discard(asked);
+            return driver.discard(query);
         }
         let (device, qp) = (endpoint.resources.device, endpoint.resources.qp);
-        let answered = datagrams(driver, device).and_then(|role| role.answer_datagram(asked.id, qp, &[], now));
+        let answered = datagrams(driver, device).and_then(|role| role.answer_datagram(query.id, qp, &[], now));
         if let Err(error) = answered {
             driver.log_refusal(peer, Level::Info, &format!("answering it failed: {error}"));
         }

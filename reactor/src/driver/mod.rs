@@ -428,18 +428,18 @@ impl Driver {
         let (provider, event) = self.world.providers.next_device_event()?;
         let event::AsyncEvent { device, kind } = event;
         let index = device_index(provider, device);
-        let mut told = DeviceEventReport::default();
+        let mut report = DeviceEventReport::default();
         match kind {
-            DeviceEventKind::LastReceive(_) => return Some(told),
+            DeviceEventKind::LastReceive(_) => return Some(report),
             DeviceEventKind::SharedReceiveQueueFailed(srq) => {
                 self.world.shared_queue_failed(index, srq);
                 self.act();
-                return Some(told);
+                return Some(report);
             }
             DeviceEventKind::Fatal | DeviceEventKind::Removed => {
                 self.world.end_connections_of(index);
                 self.act();
-                told.failed = Some(index);
+                report.failed = Some(index);
             }
             _ => {}
         }
@@ -450,7 +450,7 @@ impl Driver {
                 None => format!("device {}", device.0),
             },
         };
-        told.event = Some(DeviceEvent { device: name, kind });
-        Some(told)
+        report.event = Some(DeviceEvent { device: name, kind });
+        Some(report)
     }
 }

@@ -140,7 +140,7 @@ pub(crate) trait Handshake: fmt::Debug + Send {
 
     /// Consumes bytes of the peer, which may be split at any position, and appends the answer to `out`. After an error, `out` may end with
     /// bytes that report the error to the peer.
-    fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError>;
+    fn read(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
     /// Returns the channel and the peer's identity, once the peer has proven its identity and all bytes of the handshake are consumed.
     /// Returns `None` before that. Also returns `None` after a call has returned the channel and the identity.

@@ -74,10 +74,10 @@ fn name(name: &GeneralName) -> Option<PeerName> {
     match name {
         GeneralName::DnsName(host) => visible(host.as_ref()).map(PeerName::Dns),
         GeneralName::UniformResourceIdentifier(uri) => visible(uri.as_ref()).map(PeerName::Uri),
-        GeneralName::IpAddress(octets) => {
-            let octets = octets.as_bytes();
-            let address = <[u8; 4]>::try_from(octets).map(IpAddr::from);
-            address.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from)).ok().map(PeerName::Ip)
+        GeneralName::IpAddress(bytes) => {
+            let bytes = bytes.as_bytes();
+            let address = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+            address.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok().map(PeerName::Ip)
         }
         _ => None,
     }
@@ -193,8 +193,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_octets_panic(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = PeerIdentity::Certificates(vec![octets]).names();
+        fn no_octets_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = PeerIdentity::Certificates(vec![bytes]).names();
         }
 
         /// Whatever byte of a certificate is changed, every reported name can be displayed safely.

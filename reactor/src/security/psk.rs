@@ -270,8 +270,8 @@ impl Handshake for PskHandshake {
         Ok(())
     }
 
-    fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
-        self.records.push(octets);
+    fn read(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
+        self.records.push(bytes);
         while let Some(record) = self.records.next()? {
             self.record(&record, out)?;
         }
@@ -309,9 +309,9 @@ impl Cipher {
 
 /// Returns the nonce for a number: 4 zero bytes, then the number in big-endian order (Noise, section 12.4).
 fn nonce(number: u64) -> Nonce {
-    let mut octets = [0; 12];
-    octets[4..].copy_from_slice(&number.to_be_bytes());
-    Nonce::assume_unique_for_key(octets)
+    let mut bytes = [0; 12];
+    bytes[4..].copy_from_slice(&number.to_be_bytes());
+    Nonce::assume_unique_for_key(bytes)
 }
 
 impl CipherKey for Cipher {

@@ -13,8 +13,8 @@ const MAX_RECORDS: u32 = 64;
 /// The bytes that the peer has sent and that are not consumed yet. The connection limits their number.
 #[derive(Debug, Default)]
 pub(super) struct Records {
-    octets: Vec<u8>, // bound: handshake-bytes
-    /// The number of bytes at the front of `octets` that belong to consumed records.
+    bytes: Vec<u8>, // bound: handshake-bytes
+    /// The number of bytes at the front of `bytes` that belong to consumed records.
     consumed: usize,
     /// The number of consumed records.
     count: u32,
@@ -22,10 +22,10 @@ pub(super) struct Records {
 
 impl Records {
     /// Appends bytes of the peer.
-    pub(super) fn push(&mut self, octets: &[u8]) {
-        self.octets.drain(..self.consumed);
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.consumed);
         self.consumed = 0;
-        self.octets.extend_from_slice(octets);
+        self.bytes.extend_from_slice(bytes);
     }
 
     /// Consumes the next complete record and returns it. `None` if some of its bytes have not arrived.
@@ -33,7 +33,7 @@ impl Records {
     /// # Errors
     /// [`SecurityError::Peer`] for an empty record, and for more records than a handshake may have.
     pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, SecurityError> {
-        let left = &self.octets[self.consumed..];
+        let left = &self.bytes[self.consumed..];
         let Some((len, rest)) = left.split_first_chunk() else { return Ok(None) };
         let len = usize::from(u16::from_le_bytes(*len));
         if len == 0 || self.count == MAX_RECORDS {
@@ -47,14 +47,14 @@ impl Records {
 
     /// Returns `true` if all bytes are consumed.
     pub(super) fn is_empty(&self) -> bool {
-        self.consumed == self.octets.len()
+        self.consumed == self.bytes.len()
     }
 }
 
 /// Splits bytes into records and appends the records to `out`. `seal` is called for each record, and may encrypt it and append up to 64
 /// bytes to it.
-pub(super) fn emit(octets: &[u8], out: &mut Vec<u8>, mut seal: impl FnMut(&mut Vec<u8>)) {
-    for part in octets.chunks(LONGEST) {
+pub(super) fn emit(bytes: &[u8], out: &mut Vec<u8>, mut seal: impl FnMut(&mut Vec<u8>)) {
+    for part in bytes.chunks(LONGEST) {
         let mut record = part.to_vec();
         seal(&mut record);
         out.extend_from_slice(&(record.len() as u16).to_le_bytes());

@@ -72,11 +72,11 @@ fn talk(mut sides: [Box<dyn Handshake>; 2], cut: usize, mut wire: impl FnMut(usi
     sides[0].begin(&mut out[0]).unwrap();
     sides[1].begin(&mut out[1]).unwrap();
     assert!(out[1].is_empty(), "the active side begins");
-    while out.iter().any(|octets| !octets.is_empty()) && errors.iter().all(Option::is_none) {
+    while out.iter().any(|bytes| !bytes.is_empty()) && errors.iter().all(Option::is_none) {
         for from in 0..2 {
-            let mut octets = std::mem::take(&mut out[from]);
-            wire(from, &mut octets);
-            for piece in octets.chunks(cut) {
+            let mut bytes = std::mem::take(&mut out[from]);
+            wire(from, &mut bytes);
+            for piece in bytes.chunks(cut) {
                 if let Err(error) = sides[1 - from].read(piece, &mut out[1 - from]) {
                     assert!(!sides[1 - from].alert(&error).is_empty());
                     errors[1 - from] = Some(error);
@@ -359,18 +359,18 @@ fn no_handshake_survives_a_changed_octet() {
     for security in all() {
         let mut lens = [0, 0];
         let sides = [active(&security, "node").unwrap(), passive(&security)];
-        let ends = talk(sides, usize::MAX, |from, octets| lens[from] += octets.len());
+        let ends = talk(sides, usize::MAX, |from, bytes| lens[from] += bytes.len());
         assert!(ends.iter().all(Result::is_ok));
         for (from, len) in lens.into_iter().enumerate() {
             // The length of an ECDSA signature in TLS varies by a few bytes from one handshake to the next. So the last 12 bytes of the
             // handshake are not changed here, because they may not exist.
             for at in (0..len - 12).step_by(if security.mode() == SecurityMode::Tls { 13 } else { 1 }) {
                 let mut seen = 0;
-                let ends = talk([active(&security, "node").unwrap(), passive(&security)], usize::MAX, |of, octets| {
-                    if of == from && (seen..seen + octets.len()).contains(&at) {
-                        octets[at - seen] ^= 1 << (at % 8);
+                let ends = talk([active(&security, "node").unwrap(), passive(&security)], usize::MAX, |of, bytes| {
+                    if of == from && (seen..seen + bytes.len()).contains(&at) {
+                        bytes[at - seen] ^= 1 << (at % 8);
                     }
-                    seen += if of == from { octets.len() } else { 0 };
+                    seen += if of == from { bytes.len() } else { 0 };
                 });
                 assert!(ends.iter().any(Result::is_err), "byte {at} from side {from}: {ends:?}");
                 assert!(ends[1].is_err() || from == 1, "the passive side lets nobody in: byte {at}");
@@ -384,9 +384,9 @@ fn a_recorded_handshake_opens_nothing() {
     for security in all() {
         let mut recorded = Vec::new();
         let sides = [active(&security, "node").unwrap(), passive(&security)];
-        let ends = talk(sides, usize::MAX, |from, octets| {
+        let ends = talk(sides, usize::MAX, |from, bytes| {
             if from == 0 {
-                recorded.extend_from_slice(octets)
+                recorded.extend_from_slice(bytes)
             }
         });
         assert!(ends.iter().all(Result::is_ok));
@@ -405,9 +405,9 @@ fn a_handshake_in_crumbs_is_refused() {
     let hello = [1, 0, 255, 255].into_iter().chain(std::iter::repeat(3));
     let crumbs: Vec<u8> = hello.take(21_845).flat_map(|octet| [1, 0, octet]).collect();
     for security in all() {
-        for (octets, piece) in [(&empty, 64 << 10), (&empty, 1), (&crumbs, 64 << 10), (&crumbs, 3)] {
+        for (bytes, piece) in [(&empty, 64 << 10), (&empty, 1), (&crumbs, 64 << 10), (&crumbs, 3)] {
             let mut side = passive(&security);
-            let refused = octets.chunks(piece).position(|part| side.read(part, &mut Vec::new()).is_err());
+            let refused = bytes.chunks(piece).position(|part| side.read(part, &mut Vec::new()).is_err());
             let most = if piece <= 3 { 64 } else { 0 };
             assert!(refused.is_some_and(|nth| nth <= most), "{:?}: {refused:?}", security.mode());
         }

@@ -433,7 +433,7 @@ impl TlsHandshake {
         if self.is_proven() {
             return Err(peer("the handshake continues after its end"));
         }
-        let octets = match &mut self.handshake_keys {
+        let bytes = match &mut self.handshake_keys {
             None => &record[..],
             Some(handshake_keys) => {
                 let number = handshake_keys.opened;
@@ -442,17 +442,17 @@ impl TlsHandshake {
                 opened.map_err(|_| peer("a part of the handshake was changed on the way"))?
             }
         };
-        self.conn.read_hs(octets).map_err(peer)?;
+        self.conn.read_hs(bytes).map_err(peer)?;
         Ok(())
     }
 
     /// Appends the bytes that rustls wants to send to `out`, and stores the keys that rustls provides.
     fn write(&mut self, out: &mut Vec<u8>) {
         loop {
-            let mut octets = Vec::new();
-            let change = self.conn.write_hs(&mut octets);
+            let mut bytes = Vec::new();
+            let change = self.conn.write_hs(&mut bytes);
             let handshake_keys = &mut self.handshake_keys;
-            emit(&octets, out, |record| {
+            emit(&bytes, out, |record| {
                 if let Some(handshake_keys) = handshake_keys {
                     // The encryption of a record fails only if the record is too long, and `emit` makes no such record.
                     if let Ok(tag) =
@@ -468,7 +468,7 @@ impl TlsHandshake {
                     self.handshake_keys = Some(HandshakeKeys { keys, sealed: 0, opened: 0 })
                 }
                 Some(KeyChange::OneRtt { keys, next }) => self.channel = Some(channel(keys, next)),
-                None if octets.is_empty() => return,
+                None if bytes.is_empty() => return,
                 None => {}
             }
         }
@@ -485,8 +485,8 @@ impl Handshake for TlsHandshake {
         Ok(())
     }
 
-    fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
-        self.records.push(octets);
+    fn read(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
+        self.records.push(bytes);
         while let Some(record) = self.records.next()? {
             let read = self.record(record);
             self.write(out);

@@ -386,7 +386,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
         let Some(pending) = &backlog.pending else { return Ok(()) };
         let (identity, address, link) = (peer.clone(), cx.connection(conn).peer_address(), Weak::clone(&self.link));
         match pending.try_reserve() {
-            Ok(place) => place.send(PendingHandle { link, id: conn, identity, address, is_decided: false }),
+            Ok(permit) => permit.send(PendingHandle { link, id: conn, identity, address, is_decided: false }),
             Err(mpsc::error::TrySendError::Full(())) => return Err(TOO_MANY_PENDING.into()),
             Err(mpsc::error::TrySendError::Closed(())) => return Err(NOT_APPROVED.into()),
         }

@@ -59,7 +59,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             let Some(request) = self.driver.acceptor.screen(&mut self.driver.world, request, judge_peer) else {
                 return;
             };
-            match callback!(self.on_place(CallbackSubject::Other, told(&request))) {
+            match callback!(self.on_place(CallbackSubject::Other, connect_request(&request))) {
                 Some(place) => self.driver.acceptor.place(&mut self.driver.world, request, place),
                 None => return self.driver.acceptor.refuse(&mut self.driver.world, &request, &[]),
             }
@@ -74,7 +74,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Calls `on_connect_request`, in which the program accepts or refuses a peer's connect request.
     pub(super) fn answer(&mut self, request: IncomingRequest) {
         let Some(request) = self.driver.acceptor.screen(&mut self.driver.world, request, judge_request) else { return };
-        match callback!(self.on_connect_request(CallbackSubject::Other, told(&request))) {
+        match callback!(self.on_connect_request(CallbackSubject::Other, connect_request(&request))) {
             Some(Decision::Accept) => self.driver.accept(request, &[]),
             Some(Decision::AcceptWith(data)) => self.driver.accept(request, &data),
             Some(Decision::Reject(data)) => self.driver.acceptor.refuse(&mut self.driver.world, &request, &data),
@@ -258,7 +258,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 }
 
 /// Returns the properties of a connect request that the program may see.
-fn told(request: &IncomingRequest) -> ConnectRequest<'_> {
+fn connect_request(request: &IncomingRequest) -> ConnectRequest<'_> {
     let (listener, reactor, peer, private_data) = request.origin.parts();
     ConnectRequest::new(listener, reactor, peer, private_data)
 }

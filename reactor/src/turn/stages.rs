@@ -91,15 +91,15 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs stage 5: the events of devices.
     fn devices(&mut self) {
         for _ in 0..EVENTS_PER_TURN {
-            let Some(told) = self.driver.next_device_event() else {
+            let Some(report) = self.driver.next_device_event() else {
                 self.driver.stages.take(Stages::EVENTS);
                 return;
             };
             self.progressed = true;
-            if let Some(device) = told.failed {
+            if let Some(device) = report.failed {
                 self.endpoints.end_on_device(self.driver, device);
             }
-            if let Some(event) = told.event {
+            if let Some(event) = report.event {
                 self.device_event(&event);
             }
         }

@@ -1,12 +1,59 @@
 //! Checks the names of types. No two types of a crate may have the same name. No public type of one library may have the name of a public
-//! type of the other library.
+//! type of the other library. No identifier is one of the words that have meant too many things.
 
 use std::collections::BTreeMap;
 
 use syn::visit::{self, Visit};
-use syn::{Item, ItemFn, Visibility};
+use syn::{Ident, Item, ItemFn, Visibility};
 
 use super::source::{Source, attributes, is_for_tests};
+
+/// The identifiers that are not allowed, with better ones.
+const VAGUE: [(&str, &str); 4] = [
+    ("told", "reported, notified"),
+    ("asked", "requested, wanted"),
+    ("place", "slot, entry, index, offset, range, buffer, memory"),
+    ("places", "slots, entries, ranges"),
+];
+
+/// The files in which `place` is the verb of a standard (RFC 5041: payload is placed), or the choice
+/// of a program (`Place`: the reactor of a group that gets a connection).
+const PLACING: [&str; 6] = [
+    "transport/embedded/src/iwarp/receive.rs",
+    "reactor/src/api/handler.rs",
+    "reactor/src/driver/open/group.rs",
+    "reactor/src/driver/open/handover.rs",
+    "reactor/src/turn/deliver.rs",
+    "reactor/src/turn/stages.rs",
+];
+
+/// Returns a line for each identifier of a crate that is not allowed, except in code for tests.
+pub(crate) fn vague(source: &Source) -> Vec<String> {
+    struct Words<'a>(&'a str, Vec<String>);
+    impl<'ast> Visit<'ast> for Words<'_> {
+        fn visit_item(&mut self, item: &'ast Item) {
+            if !is_for_tests(attributes(item)) {
+                visit::visit_item(self, item);
+            }
+        }
+
+        fn visit_ident(&mut self, ident: &'ast Ident) {
+            let found = VAGUE.iter().find(|(word, _)| ident == word);
+            if let Some((word, better)) = found.filter(|(word, _)| *word != "place" || !PLACING.contains(&self.0)) {
+                let line = ident.span().start().line;
+                self.1.push(format!("{}:{line}: `{word}` says too little: {better}", self.0));
+            }
+        }
+    }
+    let modules = source.modules.values();
+    modules
+        .flat_map(|module| {
+            let mut words = Words(&module.file, Vec::new());
+            words.visit_file(&module.syntax);
+            words.1
+        })
+        .collect()
+}
 
 /// For each name, the places at which a type, a trait or an alias gets this name. The boolean of a place is true if the item at this place
 /// is public.
@@ -91,4 +138,16 @@ fn names_of_several_types_are_found() {
     assert!(found[0].starts_with("`one Deep` names several types"), "{found:?}");
     assert_eq!(found[1], "`one Twice` names several types: src/a.rs:1, src/b.rs:1");
     assert!(found[2].starts_with("`public Both` names several types"), "{found:?}");
+}
+
+#[test]
+fn vague_identifiers_are_found() {
+    let source = Source::of(&[(
+        "lib.rs",
+        "struct Sent { told: bool } fn place(asked: u8) { let places = asked; } fn named() -> &'static str { \"told\" }
+         #[cfg(test)] mod tests { fn told() {} } mod placed {}",
+    ), ("placed.rs", "fn requested() {}")]);
+    let found = vague(&source);
+    assert_eq!(found.len(), 5, "{found:?}");
+    assert!(found[0].contains("src/lib.rs:1: `told`"), "{found:?}");
 }

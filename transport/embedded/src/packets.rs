@@ -16,7 +16,7 @@ const BATCH: usize = 32;
 /// end.
 #[derive(Debug)]
 pub struct Packets {
-    octets: Vec<u8>, // bound: packets
+    bytes: Vec<u8>, // bound: packets
     /// The size of a buffer, in bytes.
     stride: usize,
     /// The offset of a received packet in its buffer, in bytes.
@@ -31,7 +31,7 @@ pub struct Packets {
 impl Default for Packets {
     /// Makes a batch without packets and without buffers.
     fn default() -> Self {
-        Self { octets: Vec::new(), stride: 0, headroom: 0, filled: Vec::new(), wanted: 0 }
+        Self { bytes: Vec::new(), stride: 0, headroom: 0, filled: Vec::new(), wanted: 0 }
     }
 }
 
@@ -40,8 +40,8 @@ impl Packets {
     /// free when a packet is received into it.
     pub(crate) fn new(stride: usize, headroom: usize) -> Self {
         let headroom = headroom.min(stride);
-        let (octets, filled) = (vec![0; BATCH * stride], Vec::with_capacity(BATCH));
-        Self { octets, stride, headroom, filled, wanted: 1 }
+        let (bytes, filled) = (vec![0; BATCH * stride], Vec::with_capacity(BATCH));
+        Self { bytes, stride, headroom, filled, wanted: 1 }
     }
 
     /// Returns the number of packets in the batch.
@@ -78,18 +78,18 @@ impl Packets {
         if self.is_full() {
             return;
         }
-        let place = fill(self.buffer(self.filled.len()));
-        let end = place.end.min(self.stride);
-        self.filled.push((place.start.min(end)..end, peer));
+        let range = fill(self.buffer(self.filled.len()));
+        let end = range.end.min(self.stride);
+        self.filled.push((range.start.min(end)..end, peer));
     }
 
     /// Adds a received packet. Implementations of [`Net`](crate::iwarp::Net) call this. A packet that is longer than a buffer is truncated.
     /// No valid RoCE packet is that long, so the truncated packet is dropped later.
-    pub fn arrive(&mut self, peer: SocketAddr, octets: &[u8]) {
+    pub fn arrive(&mut self, peer: SocketAddr, bytes: &[u8]) {
         let start = self.headroom;
         self.push(peer, |buffer| {
-            let len = octets.len().min(buffer.len() - start);
-            buffer[start..start + len].copy_from_slice(&octets[..len]);
+            let len = bytes.len().min(buffer.len() - start);
+            buffer[start..start + len].copy_from_slice(&bytes[..len]);
             start..start + len
         });
     }
@@ -103,22 +103,22 @@ impl Packets {
     }
 
     fn buffer(&mut self, nth: usize) -> &mut [u8] {
-        &mut self.octets[nth * self.stride..][..self.stride]
+        &mut self.bytes[nth * self.stride..][..self.stride]
     }
 
     /// Returns the bytes of the packet with index `nth`, and the address of the other end. Returns `None` if there is
     /// no such packet.
     #[must_use]
     pub fn read(&self, nth: usize) -> Option<(&[u8], SocketAddr)> {
-        let (place, peer) = self.filled.get(nth)?;
-        Some((&self.octets[nth * self.stride..][place.clone()], *peer))
+        let (range, peer) = self.filled.get(nth)?;
+        Some((&self.bytes[nth * self.stride..][range.clone()], *peer))
     }
 
     /// Returns the buffer of the packet with index `nth`, the packet's range in the buffer, and the address of the
     /// other end. Returns `None` if there is no such packet.
     pub(crate) fn get(&mut self, nth: usize) -> Option<(&mut [u8], Range<usize>, SocketAddr)> {
-        let (place, peer) = self.filled.get(nth)?.clone();
-        Some((self.buffer(nth), place, peer))
+        let (range, peer) = self.filled.get(nth)?.clone();
+        Some((self.buffer(nth), range, peer))
     }
 }
 
@@ -172,18 +172,18 @@ const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len:
 /// The system's error for the packet at `first`, including `WouldBlock`.
 pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usize) -> io::Result<usize> {
     match packets.read(first) {
-        Some((octets, peer)) if first + 1 == packets.len() => send_one(socket, octets, peer),
+        Some((bytes, peer)) if first + 1 == packets.len() => send_one(socket, bytes, peer),
         _ => send_several(socket, packets, first),
     }
 }
 
 /// Sends one packet. `sendto`(2) costs a fifth less than `sendmmsg`(2) with one packet.
-fn send_one(socket: BorrowedFd<'_>, octets: &[u8], peer: SocketAddr) -> io::Result<usize> {
+fn send_one(socket: BorrowedFd<'_>, bytes: &[u8], peer: SocketAddr) -> io::Result<usize> {
     let (name, name_len) = name(peer);
-    let (fd, start) = (socket.as_raw_fd(), octets.as_ptr().cast());
+    let (fd, start) = (socket.as_raw_fd(), bytes.as_ptr().cast());
     // SAFETY: the kernel only reads the `octets.len()` bytes and the address, during the call.
     let sent =
-        unsafe { libc::sendto(fd, start, octets.len(), libc::MSG_DONTWAIT, ptr::from_ref(&name).cast(), name_len) };
+        unsafe { libc::sendto(fd, start, bytes.len(), libc::MSG_DONTWAIT, ptr::from_ref(&name).cast(), name_len) };
     usize::try_from(sent).map(|_| 1).map_err(|_| io::Error::last_os_error())
 }
 
@@ -192,8 +192,8 @@ fn send_several(socket: BorrowedFd<'_>, packets: &Packets, first: usize) -> io::
     let mut vectors = [NO_VECTOR; BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     let mut count = 0;
-    while let Some((octets, peer)) = packets.read(first + count) {
-        vectors[count] = libc::iovec { iov_base: octets.as_ptr().cast_mut().cast(), iov_len: octets.len() };
+    while let Some((bytes, peer)) = packets.read(first + count) {
+        vectors[count] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let (name, len) = name(peer);
         messages[count].write(message(&mut vectors[count], names[count].write(name), len));
         count += 1;
@@ -215,19 +215,19 @@ pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> 
     if packets.is_without_room() {
         return Ok((0, true));
     }
-    let asked = packets.wanted;
-    let received = if asked == 1 { receive_one(socket, packets) } else { receive_several(socket, packets) };
+    let limit = packets.wanted;
+    let received = if limit == 1 { receive_one(socket, packets) } else { receive_several(socket, packets) };
     packets.wanted = match received {
-        Ok(count) if count == asked => (2 * count).min(BATCH),
+        Ok(count) if count == limit => (2 * count).min(BATCH),
         Ok(count) => count.next_power_of_two(),
         Err(_) => 1,
     };
-    received.map(|count| (count, count < asked))
+    received.map(|count| (count, count < limit))
 }
 
 fn receive_one(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<usize> {
     let (headroom, stride) = (packets.headroom, packets.stride);
-    let room = &mut packets.octets[headroom..stride];
+    let room = &mut packets.bytes[headroom..stride];
     // SAFETY: all fields are numbers, and zeros are an address of no family.
     let mut name: SocketName = unsafe { std::mem::zeroed() };
     let mut name_len = size_of::<SocketName>() as libc::socklen_t;
@@ -247,7 +247,7 @@ fn receive_several(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<
     let mut vectors = [NO_VECTOR; BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     let (stride, headroom, mut count) = (packets.stride, packets.headroom, 0);
-    for buffer in packets.octets.chunks_exact_mut(stride).take(packets.wanted) {
+    for buffer in packets.bytes.chunks_exact_mut(stride).take(packets.wanted) {
         let room = &mut buffer[headroom..];
         vectors[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         // SAFETY: all fields are numbers, and zeros are an address of no family.
@@ -366,13 +366,13 @@ mod tests {
             for (count, drained) in [(1, false), (2, false), (4, false), (8, false), (16, false), (2, true)] {
                 assert_eq!(receive_packets(b.as_fd(), &mut inn).unwrap(), (count, drained));
                 for nth in 0..count {
-                    let (buffer, place, peer) = inn.get(nth).unwrap();
+                    let (buffer, range, peer) = inn.get(nth).unwrap();
                     // In this test, a packet with a larger number is longer. A packet that is longer than its buffer is
                     // received as an empty packet.
                     let value = all.min(BATCH - 1);
                     let len = if value + 19 <= 40 { value + 19 } else { 0 };
-                    assert_eq!((place.clone(), peer), (10..10 + len, from));
-                    assert!(buffer[place].iter().all(|&octet| octet == value as u8));
+                    assert_eq!((range.clone(), peer), (10..10 + len, from));
+                    assert!(buffer[range].iter().all(|&octet| octet == value as u8));
                     all += 1;
                 }
                 assert!(inn.get(count).is_none());

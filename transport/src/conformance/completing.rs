@@ -162,15 +162,15 @@ pub(super) fn queues_share_a_channel(harness: &mut Harness) {
 /// past the end of the receive's memory is written.
 pub(super) fn a_message_that_is_too_long_is_not_delivered(harness: &mut Harness) {
     let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
-    let place = harness.side(PASSIVE).allocate(SLOT);
-    harness.post_recv(&passive, &[place.start..place.start + 16]);
+    let range = harness.side(PASSIVE).allocate(SLOT);
+    harness.post_recv(&passive, &[range.start..range.start + 16]);
     let part = harness.side(ACTIVE).allocate_with(&[9; 64]);
     harness.post(&active, SendOp::Send, &part);
     harness.settle();
     harness.disconnect(&passive);
     let (wc, ..) = harness.received(&passive);
     assert!(!wc.status.is_success(), "{wc:?}");
-    assert_eq!(harness.side(PASSIVE).bytes(&(place.start + 16..place.end)), [0; SLOT - 16]);
+    assert_eq!(harness.side(PASSIVE).bytes(&(range.start + 16..range.end)), [0; SLOT - 16]);
 }
 
 /// The program may overwrite the bytes of an inline send after the post has returned.

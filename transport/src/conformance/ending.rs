@@ -109,12 +109,12 @@ pub(super) fn a_receive_after_the_flush_is_not_filled(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.disconnect(&active);
     harness.flushed(&active);
-    let place = harness.side(ACTIVE).allocate(SLOT);
+    let range = harness.side(ACTIVE).allocate(SLOT);
     // A device may also refuse a receive that is posted after the flush.
-    if harness.post_recvs(&active, std::slice::from_ref(&place)).is_ok() {
+    if harness.post_recvs(&active, std::slice::from_ref(&range)).is_ok() {
         harness.post_sends_unchecked(&passive, 2);
         harness.settle();
-        assert_eq!(harness.side(ACTIVE).bytes(&place), [0; SLOT], "a receive that was posted after the flush");
+        assert_eq!(harness.side(ACTIVE).bytes(&range), [0; SLOT], "a receive that was posted after the flush");
         if harness.outstanding(&active) == 0 {
             let (wc, ..) = harness.received(&active);
             assert!(!wc.status.is_success(), "{wc:?}");

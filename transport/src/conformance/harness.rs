@@ -88,7 +88,7 @@ enum PollMode {
 #[derive(Debug)]
 struct PolledCompletion {
     wc: WorkCompletion,
-    places: Option<RecvRanges>,
+    ranges: Option<RecvRanges>,
 }
 
 /// One side of a case: its provider, and everything that the provider has reported.
@@ -132,8 +132,8 @@ impl HarnessSide {
         assert!(count == out.len() - kept && count <= MOST, "{count} of {MOST} completions: {out:?}");
         assert!(kept == 0 || out.first().map(|wc| wc.wr_id) == old, "what was in the vector stays: {out:?}");
         for wc in &out[kept..] {
-            let places = self.ledger.complete(cq, wc);
-            self.done.push_back(PolledCompletion { wc: *wc, places });
+            let ranges = self.ledger.complete(cq, wc);
+            self.done.push_back(PolledCompletion { wc: *wc, ranges });
         }
         (self.polled, self.kept) = (out, kept);
         count
@@ -208,9 +208,9 @@ impl HarnessSide {
 
     /// Allocates memory for `bytes`, and copies the bytes to it.
     pub(super) fn allocate_with(&mut self, bytes: &[u8]) -> Range<usize> {
-        let place = self.allocate(bytes.len());
-        self.station.write(place.start, bytes).expect("a part of the memory");
-        place
+        let range = self.allocate(bytes.len());
+        self.station.write(range.start, bytes).expect("a part of the memory");
+        range
     }
 
     /// Makes later work requests use the local key of `region`. Returns the local key of the region that covers the
@@ -459,8 +459,8 @@ impl Harness {
         self.ends.push(end);
         let count = if spec.srq.is_some() { 0 } else { spec.receives };
         for _ in 0..count {
-            let place = self.sides[side].allocate(SLOT);
-            self.post_recv(&end, &[place]);
+            let range = self.sides[side].allocate(SLOT);
+            self.post_recv(&end, &[range]);
         }
         end
     }
@@ -582,34 +582,34 @@ impl Harness {
         self.last
     }
 
-    pub(super) fn post_recv(&mut self, end: &ConnectionEnd, places: &[Range<usize>]) -> u64 {
+    pub(super) fn post_recv(&mut self, end: &ConnectionEnd, ranges: &[Range<usize>]) -> u64 {
         let wr_id = self.next_wr_id();
         let side = &mut self.sides[end.side];
         match end.srq {
             Some(srq) => {
-                side.ledger.shares(wr_id, places.to_vec());
-                side.station.post_srq_recv(srq, wr_id, places).expect("room for a shared receive");
+                side.ledger.shares(wr_id, ranges.to_vec());
+                side.station.post_srq_recv(srq, wr_id, ranges).expect("room for a shared receive");
             }
             None => {
-                side.ledger.receives(end.qp, wr_id, places.to_vec());
-                side.station.post_recv(end.qp, wr_id, places).expect("room for a receive");
+                side.ledger.receives(end.qp, wr_id, ranges.to_vec());
+                side.station.post_recv(end.qp, wr_id, ranges).expect("room for a receive");
             }
         }
         wr_id
     }
 
     /// Posts receives in one chain. Each receive has one of the ranges in `places`.
-    pub(super) fn post_recvs(&mut self, end: &ConnectionEnd, places: &[Range<usize>]) -> Result<(), PostError> {
-        let chain: Vec<_> = places.iter().map(|place| (self.next_wr_id(), place.clone())).collect();
+    pub(super) fn post_recvs(&mut self, end: &ConnectionEnd, ranges: &[Range<usize>]) -> Result<(), PostError> {
+        let chain: Vec<_> = ranges.iter().map(|range| (self.next_wr_id(), range.clone())).collect();
         let side = &mut self.sides[end.side];
         let result = match end.srq {
             Some(srq) => side.station.post_srq_recvs(srq, chain.iter().cloned()),
             None => side.station.post_recvs(end.qp, chain.iter().cloned()),
         };
-        for (wr_id, place) in chain.into_iter().take(taken(&result, places.len())) {
+        for (wr_id, range) in chain.into_iter().take(taken(&result, ranges.len())) {
             match end.srq {
-                Some(_) => side.ledger.shares(wr_id, vec![place]),
-                None => side.ledger.receives(end.qp, wr_id, vec![place]),
+                Some(_) => side.ledger.shares(wr_id, vec![range]),
+                None => side.ledger.receives(end.qp, wr_id, vec![range]),
             }
         }
         result
@@ -685,31 +685,31 @@ impl Harness {
     /// the receive.
     #[track_caller]
     pub(super) fn received(&mut self, end: &ConnectionEnd) -> (WorkCompletion, Vec<u8>, RecvRanges) {
-        let (wc, places) = self.wait_for("completion of a receive", |harness| {
+        let (wc, ranges) = self.wait_for("completion of a receive", |harness| {
             let done = &mut harness.sides[end.side].done;
-            let at = done.iter().position(|done| done.places.is_some() && done.wc.qp == end.qp)?;
-            done.remove(at).and_then(|done| Some((done.wc, done.places?)))
+            let at = done.iter().position(|done| done.ranges.is_some() && done.wc.qp == end.qp)?;
+            done.remove(at).and_then(|done| Some((done.wc, done.ranges?)))
         });
-        let mut bytes: Vec<u8> = places.iter().flat_map(|place| self.sides[end.side].bytes(place)).collect();
+        let mut bytes: Vec<u8> = ranges.iter().flat_map(|range| self.sides[end.side].bytes(range)).collect();
         bytes.truncate(if wc.status.is_success() { wc.byte_len as usize } else { 0 });
-        (wc, bytes, places)
+        (wc, bytes, ranges)
     }
 
     /// Returns the ranges of the next completed receive of an end that is destroyed. Returns `None` if there is none.
     pub(super) fn take_left_receive(&mut self, end: &ConnectionEnd) -> Option<RecvRanges> {
         let done = &mut self.sides[end.side].done;
-        let at = done.iter().position(|done| done.places.is_some() && done.wc.qp == end.qp)?;
-        done.remove(at)?.places
+        let at = done.iter().position(|done| done.ranges.is_some() && done.wc.qp == end.qp)?;
+        done.remove(at)?.ranges
     }
 
     /// Waits for the next message of an end, checks the message's bytes, and posts the receive of the message again.
     /// Returns the completion of the receive.
     #[track_caller]
     pub(super) fn expect_message(&mut self, end: &ConnectionEnd, bytes: &[u8]) -> WorkCompletion {
-        let (wc, got, places) = self.received(end);
+        let (wc, got, ranges) = self.received(end);
         assert_eq!((wc.status, got.len()), (WcStatus::Success, bytes.len()), "{wc:?}");
         assert!(got == bytes, "other bytes than were sent");
-        self.post_recv(end, &places);
+        self.post_recv(end, &ranges);
         wc
     }
 

@@ -71,12 +71,12 @@ impl Ledger {
         self.of(qp).sends.push_back(sent);
     }
 
-    pub(super) fn receives(&mut self, qp: QpId, wr_id: u64, places: RecvRanges) {
-        self.of(qp).receives.push_back((wr_id, places));
+    pub(super) fn receives(&mut self, qp: QpId, wr_id: u64, ranges: RecvRanges) {
+        self.of(qp).receives.push_back((wr_id, ranges));
     }
 
-    pub(super) fn shares(&mut self, wr_id: u64, places: RecvRanges) {
-        self.shared.insert(wr_id, places);
+    pub(super) fn shares(&mut self, wr_id: u64, ranges: RecvRanges) {
+        self.shared.insert(wr_id, ranges);
     }
 
     /// Returns the number of work requests of a queue pair that have not completed yet. Unsignaled sends do not count.
@@ -91,18 +91,18 @@ impl Ledger {
         let shared = self.shared.remove(&wc.wr_id);
         let work = self.of(wc.qp);
         assert_eq!(work.cq, cq, "a completion on another queue: {wc:?}");
-        let places = shared.or_else(|| {
+        let ranges = shared.or_else(|| {
             let at = work.receives.iter().position(|(wr_id, _)| *wr_id == wc.wr_id)?;
             assert_eq!(at, 0, "a receive completes before an earlier one: {wc:?}, {:?}", work.receives);
-            work.receives.pop_front().map(|(_, places)| places)
+            work.receives.pop_front().map(|(_, ranges)| ranges)
         });
         let is_receive = wc.opcode.is_receive();
-        if let Some(places) = places {
+        if let Some(ranges) = ranges {
             assert!(is_receive, "the completion of a receive: {wc:?}");
-            let room: usize = places.iter().map(ExactSizeIterator::len).sum();
+            let room: usize = ranges.iter().map(ExactSizeIterator::len).sum();
             let fits = wc.opcode == WcOpcode::RecvWriteWithImmediate || wc.byte_len as usize <= room;
             assert!(fits || !wc.status.is_success(), "more than the {room} bytes of the receive: {wc:?}");
-            return Some(places);
+            return Some(ranges);
         }
         assert!(!is_receive, "a receive that is done, or was never posted: {wc:?}");
         let at = work.sends.iter().position(|sent| sent.wr_id == wc.wr_id);

@@ -45,8 +45,8 @@ pub(super) fn attributes_out_of_range_are_refused(harness: &mut Harness) {
 /// number. The device may have more entries than were requested.
 pub(super) fn a_full_queue_is_backpressure(harness: &mut Harness) {
     let [active, _passive] = harness.pair_of(&Spec { receives: 4, ..Spec::default() }, &Spec::default());
-    let place = harness.side(ACTIVE).allocate(SLOT);
-    let chain = vec![place; 64 * DEPTH];
+    let range = harness.side(ACTIVE).allocate(SLOT);
+    let chain = vec![range; 64 * DEPTH];
     let error = harness.post_recvs(&active, &chain).expect_err("more receives than the queue has room for");
     assert!(
         matches!(error.error, TransportError::QueueFull { depth, .. } if depth as usize == DEPTH),

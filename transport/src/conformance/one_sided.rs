@@ -100,11 +100,11 @@ pub(super) fn immediate_data_follows_its_write(harness: &mut Harness) {
         let bytes = pattern(len, round);
         let part = harness.side(ACTIVE).allocate_with(&bytes);
         let wr_id = harness.post(&active, SendOp::WriteWithImmediate(remote, 77), &part);
-        let (wc, _, places) = harness.received(&passive);
+        let (wc, _, ranges) = harness.received(&passive);
         let got = (wc.status, wc.opcode, wc.immediate, wc.byte_len as usize);
         assert_eq!(got, (WcStatus::Success, WcOpcode::RecvWriteWithImmediate, Some(77), len));
         assert!(harness.side(PASSIVE).bytes(&(target.start..target.start + len)) == bytes);
-        assert_eq!(harness.side(PASSIVE).bytes(&places[0]), [0; SLOT]);
+        assert_eq!(harness.side(PASSIVE).bytes(&ranges[0]), [0; SLOT]);
         harness.success(&active, wr_id);
     }
 }

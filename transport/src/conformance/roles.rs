@@ -29,8 +29,8 @@ fn shared(harness: &mut Harness) -> (SrqId, Spec) {
 }
 
 fn fill(harness: &mut Harness, end: &ConnectionEnd) {
-    let places: Vec<_> = (0..SHARED).map(|_| harness.side(PASSIVE).allocate(SLOT)).collect();
-    harness.post_recvs(end, &places).expect("room for all of them");
+    let ranges: Vec<_> = (0..SHARED).map(|_| harness.side(PASSIVE).allocate(SLOT)).collect();
+    harness.post_recvs(end, &ranges).expect("room for all of them");
 }
 
 /// Destroys the connections, and then the shared queue. Checks that the shared queue cannot be destroyed before its
@@ -55,15 +55,15 @@ pub(super) fn connections_share_receives(harness: &mut Harness) {
     let pairs: Vec<_> = (0..3).map(|_| harness.pair_of(&Spec::default(), &spec)).collect();
     let passive = pairs[0][1];
     fill(harness, &passive);
-    let place = harness.side(PASSIVE).allocate(SLOT);
-    let full = harness.post_recvs(&passive, std::slice::from_ref(&place)).expect_err("a full queue");
+    let range = harness.side(PASSIVE).allocate(SLOT);
+    let full = harness.post_recvs(&passive, std::slice::from_ref(&range)).expect_err("a full queue");
     assert!(full.posted == 0 && matches!(full.error, TransportError::QueueFull { .. }), "{:?}", full.error);
     for turn in 0..30 {
         let [active, passive] = &pairs[turn % 3];
         harness.message(active, passive, format!("message {turn}").as_bytes());
     }
     // A queue pair that uses a shared receive queue refuses a receive that is posted to the queue pair.
-    let own = harness.side(PASSIVE).station.post_recvs(passive.qp, [(1 << 60, place)]);
+    let own = harness.side(PASSIVE).station.post_recvs(passive.qp, [(1 << 60, range)]);
     assert!(own.is_err_and(|error| matches!(error.error, TransportError::InvalidState { .. })));
     end_sharing(harness, &pairs, srq);
 }
@@ -78,13 +78,13 @@ pub(super) fn a_shared_receive_counts_until_it_is_polled(harness: &mut Harness) 
     let part = harness.side(ACTIVE).allocate_with(b"one place");
     harness.post_and_wait(&active, SendOp::Send, &part);
     harness.settle();
-    let place = harness.side(PASSIVE).allocate(SLOT);
+    let range = harness.side(PASSIVE).allocate(SLOT);
     assert!(
-        harness.post_recvs(&passive, std::slice::from_ref(&place)).is_err(),
+        harness.post_recvs(&passive, std::slice::from_ref(&range)).is_err(),
         "no place is free before the completion is polled"
     );
     harness.wait_for("completion", |harness| (harness.poll(PASSIVE, passive.cq) == 1).then_some(()));
-    harness.post_recvs(&passive, &[place]).expect("the place of the receive that was polled");
+    harness.post_recvs(&passive, &[range]).expect("the place of the receive that was polled");
     end_sharing(harness, &[pair], srq);
 }
 
@@ -106,8 +106,8 @@ pub(super) fn an_end_returns_its_shared_receives(harness: &mut Harness) {
         }
         harness.destroy(&[active, passive][round % 2]);
         harness.destroy(&[passive, active][round % 2]);
-        while let Some(places) = harness.take_left_receive(&passive) {
-            harness.post_recv(&first, &places);
+        while let Some(ranges) = harness.take_left_receive(&passive) {
+            harness.post_recv(&first, &ranges);
         }
     }
     // Check with a new connection that the shared queue can still receive as many messages as it has entries.

@@ -24,19 +24,19 @@ pub const fn mapped(address: IpAddr) -> Ipv6Addr {
 /// and IPv6.
 #[must_use]
 pub fn address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    let place = ptr::from_ref(name);
+    let pointer = ptr::from_ref(name);
     match libc::c_int::from(name.ss_family) {
         libc::AF_INET => {
             // SAFETY: the storage is larger than `sockaddr_in`, aligned and initialised. Any bytes
             // are a valid value.
-            let of = unsafe { &*place.cast::<libc::sockaddr_in>() };
+            let of = unsafe { &*pointer.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(of.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(of.sin_port)).into())
         }
         libc::AF_INET6 => {
             // SAFETY: the storage is larger than `sockaddr_in6`, aligned and initialised. Any bytes
             // are a valid value.
-            let of = unsafe { &*place.cast::<libc::sockaddr_in6>() };
+            let of = unsafe { &*pointer.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(of.sin6_addr.s6_addr);
             Some(SocketAddrV6::new(ip, u16::from_be(of.sin6_port), 0, of.sin6_scope_id).into())
         }

@@ -700,9 +700,9 @@ fn queues_that_fail_are_told_to_their_connections() {
     world.fake.overrun(&full.handle);
     world.fake.overrun(&full.handle);
     let events: Vec<_> = std::iter::from_fn(|| world.verbs.next_cm_event(world.now).unwrap()).collect();
-    let told: Vec<_> = events.iter().map(|event| (event.id, format!("{:?}", event.kind))).collect();
-    assert_eq!(told.len(), 2, "{told:?}");
-    for ((id, kind), (of, why)) in told.iter().zip([(bad.id, "the queue pair failed"), (full.id, "overran")]) {
+    let reported: Vec<_> = events.iter().map(|event| (event.id, format!("{:?}", event.kind))).collect();
+    assert_eq!(reported.len(), 2, "{reported:?}");
+    for ((id, kind), (of, why)) in reported.iter().zip([(bad.id, "the queue pair failed"), (full.id, "overran")]) {
         assert!(*id == of && kind.contains("Path(\"fake0: ") && kind.contains(why), "{kind}");
     }
     let failed = [&bad, &full, &good].map(|end| world.verbs.adapter().unwrap().has_failed(end.cq));
@@ -937,10 +937,10 @@ fn an_error_state_that_is_refused_is_reported() {
 fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
     let mut first = AdapterTest::new(Personality { reuses_memory: true, ..Personality::default() });
     let mut second = AdapterTest::on(first.fake);
-    let (asked, device) = first.resolved(1);
+    let (active, device) = first.resolved(1);
     let (waiting, same) = second.resolved(1);
-    assert_eq!(asked, waiting, "both number alike");
-    let old = first.connect(asked, device, None, None);
+    assert_eq!(active, waiting, "both number alike");
+    let old = first.connect(active, device, None, None);
     let srq = first.verbs.shared_receives().unwrap().create_srq(device, &SrqAttr::new(4)).unwrap();
     first.fake.queue_pair_failed(&old.handle);
     first.fake.overrun(&old.handle);

@@ -318,17 +318,17 @@ mod tests {
         // SAFETY: the pointer is to memory for two descriptors.
         assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
         let signal = signal().expect("a real-time signal that nobody uses");
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             mask_signals();
             // SAFETY: the call has no arguments.
-            tell.send(unsafe { libc::pthread_self() }).unwrap();
+            sender.send(unsafe { libc::pthread_self() }).unwrap();
             let mut byte = 0_u8;
             // SAFETY: the pointer is to memory for one byte. Nothing writes to the pipe, so the call blocks.
             let rc = unsafe { libc::read(ends[0], (&raw mut byte).cast(), 1) };
             (rc, io::Error::last_os_error().raw_os_error())
         });
-        let target = told.recv().unwrap();
+        let target = receiver.recv().unwrap();
         // The first signals may arrive before the thread is inside the call, so repeat them.
         crate::patience::until("the call is interrupted", || {
             // SAFETY: the thread was not joined, so its handle is valid.

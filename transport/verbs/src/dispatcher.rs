@@ -56,8 +56,8 @@ impl Subscriber {
         if self.queue.len() >= MAX_QUEUED {
             let oldest = |wanted| self.queue.iter().position(|event| rank(event) == wanted);
             let lowest = if rdma_transport::planted("an-event-displaces-a-failure") { 2 } else { 0 };
-            let place = (lowest..=2).find_map(oldest).unwrap_or(0);
-            self.queue.remove(place);
+            let index = (lowest..=2).find_map(oldest).unwrap_or(0);
+            self.queue.remove(index);
         }
         self.queue.push_back(event);
     }

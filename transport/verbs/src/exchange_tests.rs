@@ -396,8 +396,8 @@ fn rxe_uses_no_unlimited_retry_count_of_a_peer() {
         let mut world = ExchangeTest::with(Personality { rxe, ..Personality::default() });
         let (_, to) = world.listen();
         let mut peer = TcpStream::connect(to).unwrap();
-        let asked = Endpoint { retry_count: 7, ..endpoint() };
-        peer.write_all(&octets(&ExchangeMessage::Request(asked, b""))).unwrap();
+        let requested = Endpoint { retry_count: 7, ..endpoint() };
+        peer.write_all(&octets(&ExchangeMessage::Request(requested, b""))).unwrap();
         world.accept();
         let notes = world.fake.noted();
         let [rts] = &lines_with(&notes, "RTS")[..] else { panic!("{notes:?}") };
@@ -780,14 +780,14 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     let (_, to) = world.listen();
     let mut client = TcpStream::connect(to).unwrap();
     client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
-    let (asked, device) = world.request();
+    let (request, device) = world.request();
     drop(client);
     until("the end is noticed", || {
         assert!(world.next().is_none());
-        matches!(world.verbs.hub.id(asked).unwrap().state, super::entry::IdState::Closed).then_some(())
+        matches!(world.verbs.hub.id(request).unwrap().state, super::entry::IdState::Closed).then_some(())
     });
     let cq = world.verbs.create_cq(device, &CqAttr::new(8)).unwrap();
-    assert!(world.verbs.create_qp(asked, &QpAttr::new(cq, cq, 2, 2)).is_err());
+    assert!(world.verbs.create_qp(request, &QpAttr::new(cq, cq, 2, 2)).is_err());
     let mut client = TcpStream::connect(to).unwrap();
     client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
     let accepted = world.accept();
@@ -799,7 +799,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     let waiting = world.accept();
     world.later(Duration::from_secs(10));
     assert_eq!(world.failure(waiting), ConnectFailure::Timeout);
-    world.nothing_is_left(&[asking, connected, rude, asked, accepted, waiting], 1);
+    world.nothing_is_left(&[asking, connected, rude, request, accepted, waiting], 1);
 }
 
 #[test]
@@ -987,15 +987,15 @@ fn a_stream_ends_whatever_descriptors_the_program_has() {
         kept.push(one.try_clone().unwrap());
         world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
         peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
-        let (asked, _) = world.request();
+        let (request, _) = world.request();
         let goodbye = octets(&ExchangeMessage::Goodbye);
         if detached {
-            drop(world.verbs.handover().unwrap().detach(asked).unwrap());
+            drop(world.verbs.handover().unwrap().detach(request).unwrap());
             assert_eq!(rest(peer).unwrap(), goodbye);
         } else {
             peer.write_all(&goodbye).unwrap();
             assert!(world.next().is_none());
-            world.verbs.destroy_id(asked, world.now).unwrap();
+            world.verbs.destroy_id(request, world.now).unwrap();
             assert_eq!(rest(peer).unwrap(), b"");
         }
     }

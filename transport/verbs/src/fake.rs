@@ -199,8 +199,8 @@ impl Fake {
         let mut device: ibv_device = zeroed();
         device.transport_type = if personality.iwarp { 1 } else { 0 };
         device.node_type = if personality.iwarp { 4 } else { 1 };
-        for (place, byte) in device.name.iter_mut().zip(b"fake0") {
-            *place = *byte as _;
+        for (target, byte) in device.name.iter_mut().zip(b"fake0") {
+            *target = *byte as _;
         }
         let mut verbs: verbs_context = zeroed();
         verbs.sz = size_of::<verbs_context>();
@@ -514,7 +514,7 @@ unsafe extern "C" fn set_option(id: *mut rdma_cm_id, _: c_int, option: c_int, va
 ///
 /// # Safety
 /// `id` is an id of the fake, and `addr` is an IP address.
-unsafe fn place(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) {
+unsafe fn write_address(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) {
     // SAFETY: the caller promises that the id and the address are valid. Each address is read in the format of its family.
     unsafe {
         let last = if i32::from((*addr).sa_family) == libc::AF_INET6 {
@@ -542,7 +542,7 @@ unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -
         }
     }
     // SAFETY: the caller passes an IP address.
-    unsafe { place(id, addr) };
+    unsafe { write_address(id, addr) };
     0
 }
 
@@ -556,7 +556,7 @@ unsafe extern "C" fn resolve_addr(
     // SAFETY: the id is an id of the fake, and the caller passes an IP address. Each address is read in the format of its family.
     unsafe {
         if (*id).verbs.is_null() {
-            place(id, to);
+            write_address(id, to);
         }
         let last = if i32::from((*to).sa_family) == libc::AF_INET6 {
             let peer = *to.cast::<libc::sockaddr_in6>();
@@ -860,10 +860,10 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     qp.qp_num = state.next;
     let qp = match state.freed.take().filter(|_| fake.personality.reuses_memory) {
         Some(freed) => {
-            let place: *mut ibv_qp = ptr::with_exposed_provenance_mut(freed);
+            let memory: *mut ibv_qp = ptr::with_exposed_provenance_mut(freed);
             // SAFETY: the memory is that of a destroyed queue pair. It was never freed, and nothing uses it any more.
-            unsafe { place.write(qp) };
-            place
+            unsafe { memory.write(qp) };
+            memory
         }
         None => leak(qp),
     };
@@ -968,11 +968,11 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
         // SAFETY: the caller passes memory for this number of completions. As on mlx5, a failed completion does not
         // overwrite the opcode in the buffer.
         unsafe {
-            let place = wc.add(count as usize);
-            let stale = (*place).opcode;
-            *place = next;
+            let entry = wc.add(count as usize);
+            let stale = (*entry).opcode;
+            *entry = next;
             if next.status != 0 {
-                (*place).opcode = stale;
+                (*entry).opcode = stale;
             }
         }
         count += 1;

@@ -175,23 +175,23 @@ impl DeviceHub {
         &self,
         id: &IdEntry,
         param: &ConnectParam<'_>,
-        asked: Option<ReadDepth>,
+        requested: Option<ReadDepth>,
     ) -> Result<ConnectOffer> {
         let device = id.device.ok_or(TransportError::InvalidState { call: "connect", state: "on no device" })?;
         let device = &self.devices[device.0 as usize];
         device.info.capabilities.check_private_data(NAME, param.private_data)?;
         param.retries.check()?;
         let limits = &device.limits;
-        let within = |what: &str, wanted: u16, limit: u8, asked: Option<u16>| {
+        let within = |what: &str, wanted: u16, limit: u8, requested: Option<u16>| {
             if wanted > limit.into() {
                 local_log!(Info, "{}: {what} is {wanted}; the device has {limit}, which is used", device.info.name);
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
-            match asked {
+            match requested {
                 // A peer with MPA revision 1 sends no read depths (IRD, ORD), so `asked` is 0.
                 // Assume the read depth that every iWARP device supports.
                 Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
-                Some(asked) => wanted.min(asked),
+                Some(requested) => wanted.min(requested),
                 None => wanted,
             }
         };
@@ -200,13 +200,13 @@ impl DeviceHub {
                 "the number of responder resources",
                 param.responder_resources,
                 limits.responder_resources,
-                asked.map(|asked| asked.responder_resources),
+                requested.map(|requested| requested.responder_resources),
             ),
             initiator_depth: within(
                 "the initiator depth",
                 param.initiator_depth,
                 limits.initiator_depth,
-                asked.map(|asked| asked.initiator_depth),
+                requested.map(|requested| requested.initiator_depth),
             ),
         };
         Ok(ConnectOffer {

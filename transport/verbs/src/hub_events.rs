@@ -259,8 +259,8 @@ impl DeviceHub {
             // without end. Drop the oldest event of a queue pair, because many queue pairs may end
             // at the same time. If there is none, drop the oldest event.
             let of_queue_pair = |event: &AsyncEvent| matches!(event.kind, DeviceEventKind::LastReceive(_));
-            let place = self.device_events.iter().position(of_queue_pair).unwrap_or(0);
-            self.device_events.remove(place);
+            let oldest = self.device_events.iter().position(of_queue_pair).unwrap_or(0);
+            self.device_events.remove(oldest);
         }
         self.device_events.push_back(AsyncEvent { device: DeviceId(device as u32), kind });
     }

@@ -42,14 +42,14 @@ impl QpNumbers {
 
     /// Removes a number. Does nothing if the number names another queue pair than `qp`.
     pub(super) fn remove(&mut self, number: u32, qp: QpId) {
-        let Some(place) = self.pages.get_mut(number as usize / Self::PAGE) else { return };
-        let Some(page) = place else { return };
+        let Some(slot) = self.pages.get_mut(number as usize / Self::PAGE) else { return };
+        let Some(page) = slot else { return };
         let entry = &mut page.qps[number as usize % Self::PAGE];
         if *entry == qp {
             *entry = Self::NONE;
             page.used -= 1;
             if page.used == 0 {
-                *place = None;
+                *slot = None;
             }
         }
     }

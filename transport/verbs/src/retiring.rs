@@ -52,8 +52,8 @@ impl DeviceQueues {
     /// Destroys the kept queue pair that has this name, because its last shared receive has completed, and returns
     /// true. Returns false if no kept queue pair has this name.
     pub(super) fn last_receive(&mut self, hub: &mut DeviceHub, name: QueueName) -> bool {
-        let Some(place) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
-        if let Some(retiring) = self.retiring.remove(place) {
+        let Some(index) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
+        if let Some(retiring) = self.retiring.remove(index) {
             self.destroy_retiring(hub, retiring);
         }
         true

@@ -134,10 +134,10 @@ impl LargeMessages {
         payload: LargePayload<'_>,
     ) -> Result<SendId, SendErrorKind> {
         // The program waits for the end of the send before it reuses its region, so the end must be reported.
-        let told = matches!(payload, LargePayload::Region(..));
+        let reported = matches!(payload, LargePayload::Region(..));
         let cut = world.pass(id, |conn, env| {
             let len = payload.len();
-            conn.may_cut(len).then(|| conn.send_cut(len, told, env, |range, room| payload.part(range, room)))
+            conn.may_cut(len).then(|| conn.send_cut(len, reported, env, |range, room| payload.part(range, room)))
         });
         if let Some(sent) = cut.flatten() {
             return sent;
@@ -178,7 +178,7 @@ impl LargeMessages {
             return Err(SendErrorKind::Closed);
         }
         let remote = RemoteRegion { len: len as u64, ..region.remote() };
-        let source = OfferSource::Copy { region, told };
+        let source = OfferSource::Copy { region, reported };
         world.pass(id, |conn, env| conn.offer(remote, None, source, env)).ok_or(SendErrorKind::Closed)
     }
 

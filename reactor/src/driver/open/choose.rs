@@ -63,8 +63,8 @@ pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>,
 fn halves(entropy: Entropy) -> (Entropy, Entropy) {
     let shared = Arc::new(Mutex::new(entropy));
     let other = Arc::clone(&shared);
-    let draw = |from: &Mutex<Entropy>, octets: &mut [u8]| from.lock().unwrap_or_else(PoisonError::into_inner)(octets);
-    (Box::new(move |octets| draw(&shared, octets)), Box::new(move |octets| draw(&other, octets)))
+    let draw = |from: &Mutex<Entropy>, bytes: &mut [u8]| from.lock().unwrap_or_else(PoisonError::into_inner)(bytes);
+    (Box::new(move |bytes| draw(&shared, bytes)), Box::new(move |bytes| draw(&other, bytes)))
 }
 
 fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {

@@ -176,21 +176,21 @@ impl<N: Net> Endpoints<N> {
         let (enhanced, private_data) = reader.body();
         let (private_data, path) = startup::split_path(&header, private_data);
         match startup::judge_request(&header, enhanced, hub.config.markers) {
-            Judgement::Acceptable(mut asked) => {
-                asked.path = path;
+            Judgement::Acceptable(mut requested) => {
+                requested.path = path;
                 let private_data = private_data.into();
                 if self.get(listener.0).is_none() {
-                    return self.turn_away(hub, key, &asked, &[], now);
+                    return self.turn_away(hub, key, &requested, &[], now);
                 }
                 hub.deadlines.clear(Owner::Endpoint(key));
-                self.queue_request(hub, key, asked, Host::of(peer.ip()));
-                let read_depth = asked.read_depth(hub.config.read_depth);
+                self.queue_request(hub, key, requested, Host::of(peer.ip()));
+                let read_depth = requested.read_depth(hub.config.read_depth);
                 let kind = CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth };
                 hub.enqueue_start(Host::of(peer.ip()), key, kind);
             }
-            Judgement::Refused(why, asked) => {
+            Judgement::Refused(why, requested) => {
                 peer_log!(self.handshakes.log_limit, now, Refused, Warn, peer, "{peer}: rejected: {why}");
-                self.turn_away(hub, key, &asked, &[], now);
+                self.turn_away(hub, key, &requested, &[], now);
             }
             Judgement::Unknown(why) => {
                 log::debug!("{peer}: not answered: {why}");
@@ -200,9 +200,9 @@ impl<N: Net> Endpoints<N> {
     }
 
     /// Lets a request wait until the program receives it. Its connection is no longer half-open.
-    fn queue_request(&mut self, hub: &mut Hub<N>, key: Key, asked: RequestTerms, host: Host) {
+    fn queue_request(&mut self, hub: &mut Hub<N>, key: Key, requested: RequestTerms, host: Host) {
         let Some(CmEndpoint::Request(request)) = self.get_mut(key) else { return };
-        let step = std::mem::replace(&mut request.step, RequestStep::Queued(asked, host));
+        let step = std::mem::replace(&mut request.step, RequestStep::Queued(requested, host));
         if let RequestStep::Reading { ticket, .. } = step {
             self.handshakes.half_open.remove(ticket);
         }
@@ -214,12 +214,12 @@ impl<N: Net> Endpoints<N> {
         &mut self,
         hub: &mut Hub<N>,
         key: Key,
-        asked: &RequestTerms,
+        requested: &RequestTerms,
         private_data: &[u8],
         now: Instant,
     ) {
         if let Some(socket) = self.remove(hub, key, now) {
-            hub.linger(socket, startup::reject(asked, private_data), now);
+            hub.linger(socket, startup::reject(requested, private_data), now);
         }
     }
 
@@ -235,8 +235,8 @@ impl<N: Net> Endpoints<N> {
                     hub.close(socket, true);
                 }
             }
-            Some(CmEndpoint::Request(Request { step: RequestStep::Offered(asked), .. })) => {
-                let reply = startup::reject(asked, &[]);
+            Some(CmEndpoint::Request(Request { step: RequestStep::Offered(requested), .. })) => {
+                let reply = startup::reject(requested, &[]);
                 self.fail(hub, key, Some(ConnectFailure::Timeout), Some((reply, now)));
             }
             _ => {}
@@ -258,23 +258,24 @@ impl<N: Net> Endpoints<N> {
         now: Instant,
     ) -> Result<()> {
         let endpoint = self.known(CmId(key))?;
-        let CmEndpoint::Request(Request { socket, step: RequestStep::Offered(asked), qp, closed }) = endpoint else {
+        let CmEndpoint::Request(Request { socket, step: RequestStep::Offered(requested), qp, closed }) = endpoint
+        else {
             return Err(TransportError::InvalidState { call: "accept", state: endpoint.name() });
         };
         if qp.is_none() {
             return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
-        let (socket, asked, closed) = (*socket, *asked, *closed);
+        let (socket, requested, closed) = (*socket, *requested, *closed);
         let path = hub.net.local_path(socket);
-        let crc = hub.config.crc.is_requested(path.is_some() && path == asked.path);
-        let offer = rendezvous.offer(hub, key, path, &asked, now);
+        let crc = hub.config.crc.is_requested(path.is_some() && path == requested.path);
+        let offer = rendezvous.offer(hub, key, path, &requested, now);
         if offer.is_none() && hub.requires_shared_memory() {
-            let (why, is_temporary) = rendezvous.reason(path, &asked);
+            let (why, is_temporary) = rendezvous.reason(path, &requested);
             return Err(TransportError::SharedMemoryOnly { provider: WITHIN_HOST, why, is_temporary });
         }
         let mut private_data = private_data.to_vec();
         offer.iter().for_each(|offer| private_data.extend_from_slice(&offer.emit()));
-        let (frame, agreement) = startup::accept(&StartupTerms { crc, ..terms }, &asked, &private_data);
+        let (frame, agreement) = startup::accept(&StartupTerms { crc, ..terms }, &requested, &private_data);
         let Some(qp) = self.take_queue_pair(key) else { return Ok(()) };
         let mut flow = TcpFlow::new(key, socket, qp, closed, now);
         flow.reply = Frame::new(frame);

@@ -150,8 +150,8 @@ impl<N: Net> Endpoints<N> {
         data: &[u8],
         now: Instant,
     ) {
-        let asked = requests_offer(hub, stream);
-        let offer = if asked { Offer::split(data) } else { None };
+        let requested = requests_offer(hub, stream);
+        let offer = if requested { Offer::split(data) } else { None };
         let private_data: Box<[u8]> = offer.as_ref().map_or(data, |(data, _)| *data).into();
         let required = hub.requires_shared_memory() || offer.as_ref().is_some_and(|(_, offer)| offer.required);
         let why = match offer {
@@ -173,7 +173,7 @@ impl<N: Net> Endpoints<N> {
                 }
                 Err(error) => error.to_string(),
             },
-            None if asked => "the peer offers none".into(),
+            None if requested => "the peer offers none".into(),
             None => "the peer is not on this host".into(),
         };
         if required {

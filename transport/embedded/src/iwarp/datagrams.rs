@@ -246,9 +246,9 @@ impl Ports {
         };
         check_private_data(private_data, mad::REQUEST_DATA)?;
         let from = self.tables.ports.get(id.port).ok_or(STALE_ID)?.address;
-        let mut octets = [0; 12];
-        (hub.entropy)(&mut octets);
-        let [a, b, c, d, transaction @ ..] = octets;
+        let mut bytes = [0; 12];
+        (hub.entropy)(&mut bytes);
+        let [a, b, c, d, transaction @ ..] = bytes;
         let mut request = u32::from_ne_bytes([a, b, c, d]);
         while self.tables.queries.contains_key(&request) {
             request = request.wrapping_add(1);
@@ -277,12 +277,12 @@ impl Ports {
     pub(super) fn reply_to_query<N: Net>(
         &mut self,
         hub: &mut Hub<N>,
-        asked: Key,
+        query_key: Key,
         owner: Key,
         call: &'static str,
         private_data: &[u8],
     ) -> Result<()> {
-        let id = self.id(asked)?;
+        let id = self.id(query_key)?;
         let DatagramPhase::Offered(query, to) = &id.phase else {
             return Err(TransportError::InvalidState { call, state: id.name() });
         };
@@ -293,11 +293,11 @@ impl Ports {
         let (request, to, port) = (query.request, *to, id.port);
         let reply = query.reply(status, private_data).emit();
         self.send_mad(hub, port, to, &reply);
-        self.set_phase(hub, asked, DatagramPhase::Replied(request, to, Box::new(reply)));
-        self.tables.received_queries.insert((to, request), asked);
-        if asked == owner {
+        self.set_phase(hub, query_key, DatagramPhase::Replied(request, to, Box::new(reply)));
+        self.tables.received_queries.insert((to, request), query_key);
+        if query_key == owner {
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
-            self.raise(hub, asked, CmEventKind::Established { private_data, read_depth });
+            self.raise(hub, query_key, CmEventKind::Established { private_data, read_depth });
         }
         Ok(())
     }

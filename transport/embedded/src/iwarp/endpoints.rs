@@ -393,8 +393,8 @@ impl<N: Net> Endpoints<N> {
         let CmId(key) = event.id;
         match self.get_mut(key) {
             Some(CmEndpoint::Request(Request { step, .. })) => {
-                if let RequestStep::Queued(asked, _) = *step {
-                    *step = RequestStep::Offered(asked);
+                if let RequestStep::Queued(requested, _) = *step {
+                    *step = RequestStep::Offered(requested);
                     hub.deadlines.set(Owner::Endpoint(key), now + hub.config.accept_timeout);
                 }
             }

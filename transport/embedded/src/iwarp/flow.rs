@@ -258,7 +258,7 @@ impl<S> TcpFlow<S> {
             if let Some(fault) = self.qp.take_fault() {
                 return Outcome::Ended(fault.into());
             }
-            let (octets, drained) = match self.receive(hub) {
+            let (bytes, drained) = match self.receive(hub) {
                 Ok(received) => received,
                 Err(outcome) => return outcome,
             };
@@ -268,12 +268,12 @@ impl<S> TcpFlow<S> {
                 return Outcome::Ended(End::of_refused_stream());
             }
             let fpdus = self.qp.rx.fpdus();
-            let result = self.qp.input(&mut hub.intake, octets, &mut hub.resources);
+            let result = self.qp.input(&mut hub.intake, bytes, &mut hub.resources);
             let fpdus = self.qp.rx.fpdus().wrapping_sub(fpdus) as usize;
-            if self.pace.is_sign_of_life(octets, fpdus) {
+            if self.pace.is_sign_of_life(bytes, fpdus) {
                 self.last_heard = now;
             }
-            let cost = self.pace.cost(octets, fpdus, hub.config.receive_budget);
+            let cost = self.pace.cost(bytes, fpdus, hub.config.receive_budget);
             self.readable = !drained;
             // If `transmit` fails below, `transmit` itself queues the connection again. If sending
             // had already failed before this call, this function must queue the connection again.
@@ -315,8 +315,8 @@ impl<S> TcpFlow<S> {
     fn receive<N: Net>(&mut self, hub: &mut Hub<N>) -> Result<(usize, bool), Outcome> {
         let (room, socket) = (self.pace.room(), self.socket);
         match receive_once(&mut self.qp, &mut hub.intake, room, &hub.resources, &mut hub.net, socket) {
-            ReceiveResult::Bytes(octets, drained) => {
-                Ok((octets, drained && (!self.closed || rdma_transport::planted("short-read-before-the-end"))))
+            ReceiveResult::Bytes(bytes, drained) => {
+                Ok((bytes, drained && (!self.closed || rdma_transport::planted("short-read-before-the-end"))))
             }
             ReceiveResult::Nothing => {
                 self.readable = false;
@@ -417,7 +417,7 @@ fn receive_once(
     loop {
         match qp.receive(intake, room, &resources.keys, &mut |slices| net.recv(socket, slices)) {
             Ok((0, _)) => return ReceiveResult::End,
-            Ok((octets, drained)) => return ReceiveResult::Bytes(octets, drained),
+            Ok((bytes, drained)) => return ReceiveResult::Bytes(bytes, drained),
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted => {}
                 io::ErrorKind::WouldBlock => return ReceiveResult::Nothing,

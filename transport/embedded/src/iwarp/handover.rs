@@ -24,7 +24,7 @@ use rdma_transport::roles::Handover;
 struct DetachedRequest {
     /// The socket on which the request arrived. `None` once a provider has adopted the request.
     socket: Option<OwnedFd>,
-    asked: RequestTerms,
+    requested: RequestTerms,
 }
 
 impl Drop for DetachedRequest {
@@ -32,7 +32,7 @@ impl Drop for DetachedRequest {
         // No provider has adopted the request, so the peer is rejected. The send buffer of the
         // socket is empty, so the reply fits into it.
         if let Some(socket) = self.socket.take() {
-            if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[])) {
+            if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.requested, &[])) {
                 log::debug!("cannot send a rejection to a peer: {error}");
             }
         }
@@ -42,11 +42,11 @@ impl Drop for DetachedRequest {
 impl<N: Net> Handover for Iwarp<N> {
     /// Takes a request that has no queue pair out of a provider, with its socket.
     fn detach(&mut self, id: CmId) -> Result<Detached> {
-        let (socket, asked) = match self.endpoints.known(id)? {
+        let (socket, requested) = match self.endpoints.known(id)? {
             CmEndpoint::Request(Request { step: RequestStep::Offered(_), qp: Some(_), .. }) => {
                 return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
             }
-            CmEndpoint::Request(Request { socket, step: RequestStep::Offered(asked), .. }) => (*socket, *asked),
+            CmEndpoint::Request(Request { socket, step: RequestStep::Offered(requested), .. }) => (*socket, *requested),
             endpoint => return Err(TransportError::InvalidState { call: "detach", state: endpoint.name() }),
         };
         let released = self.hub.net.release(socket).map_err(|error| match error.kind() {
@@ -57,7 +57,7 @@ impl<N: Net> Handover for Iwarp<N> {
         })?;
         self.hub.disown(socket);
         self.endpoints.take(&mut self.hub, id.0);
-        Ok(Detached::new(self.hub.name(), DetachedRequest { socket: Some(released), asked }))
+        Ok(Detached::new(self.hub.name(), DetachedRequest { socket: Some(released), requested }))
     }
 
     /// Adds a request that another provider has detached.
@@ -66,9 +66,9 @@ impl<N: Net> Handover for Iwarp<N> {
             provider: NAME,
             feature: "connect requests of other providers",
         })?;
-        let (socket, asked) = (request.socket.take().ok_or(STALE_ID)?, request.asked);
+        let (socket, requested) = (request.socket.take().ok_or(STALE_ID)?, request.requested);
         let socket = self.hub.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
-        let request = Request { socket, step: RequestStep::Offered(asked), qp: None, closed: false };
+        let request = Request { socket, step: RequestStep::Offered(requested), qp: None, closed: false };
         let key = self.endpoints.insert(CmEndpoint::Dead(None));
         self.endpoints.replace(&mut self.hub, key, CmEndpoint::Request(request));
         self.hub.own(socket, Owner::Endpoint(key));

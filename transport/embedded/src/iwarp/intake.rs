@@ -25,13 +25,13 @@ const GAP: usize = 32;
 const _: () = assert!(3 + CRC_LEN + UNTAGGED_FPDU_HEADER_LEN <= GAP);
 /// The largest number of destinations of one receive call. A destination needs two slices: one for its payload, and one for the gap in
 /// front of it. One more slice receives the octets behind the last destination.
-const PLACES: usize = (MAX_SLICES - 1) / 2;
+const BUFFERS: usize = (MAX_SLICES - 1) / 2;
 
 /// A destination, and the gap in front of it: the number of octets of the stream between the previous destination and this one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlanStep {
     pub(crate) gap: usize,
-    pub(crate) place: PayloadBuffer,
+    pub(crate) buffer: PayloadBuffer,
 }
 
 /// The plan of a receive call and its staging buffer. See the [module](self).
@@ -51,10 +51,10 @@ pub(crate) struct Intake {
 impl Intake {
     pub(crate) fn new() -> Self {
         Self {
-            steps: Vec::with_capacity(PLACES),
+            steps: Vec::with_capacity(BUFFERS),
             tail: 0,
             room: 0,
-            staging: vec![0; PLACES * GAP + STAGED].into_boxed_slice(),
+            staging: vec![0; BUFFERS * GAP + STAGED].into_boxed_slice(),
             spilled: Vec::new(),
         }
     }
@@ -74,18 +74,18 @@ impl Intake {
     }
 
     /// Adds the destination of the rest of the current payload. This destination must be the first one of the plan.
-    pub(crate) fn add_remaining(&mut self, place: PayloadBuffer) {
-        self.steps.push(PlanStep { gap: 0, place });
+    pub(crate) fn add_remaining(&mut self, buffer: PayloadBuffer) {
+        self.steps.push(PlanStep { gap: 0, buffer });
     }
 
     /// Adds the destination of an expected payload. Between this destination and the previous one are `gap` octets of the stream. Returns
     /// false, and adds nothing, if the plan has too many destinations, the gap is too long, or the call would receive more octets than
     /// [`Intake::begin`] allowed.
-    pub(crate) fn expect(&mut self, gap: usize, place: PayloadBuffer) -> bool {
-        let fits = self.steps.len() < PLACES && gap <= GAP && gap + place.len() <= self.room;
+    pub(crate) fn expect(&mut self, gap: usize, buffer: PayloadBuffer) -> bool {
+        let fits = self.steps.len() < BUFFERS && gap <= GAP && gap + buffer.len() <= self.room;
         if fits {
-            self.room -= gap + place.len();
-            self.steps.push(PlanStep { gap, place });
+            self.room -= gap + buffer.len();
+            self.steps.push(PlanStep { gap, buffer });
         }
         fits
     }
@@ -110,7 +110,7 @@ impl Intake {
     /// Returns the first `len` staged octets behind the last destination.
     #[inline]
     pub(crate) fn tail(&self, len: usize) -> &[u8] {
-        self.staging.get(PLACES * GAP..PLACES * GAP + len).unwrap_or_default()
+        self.staging.get(BUFFERS * GAP..BUFFERS * GAP + len).unwrap_or_default()
     }
 
     /// Receives according to the plan. Returns the number of received octets, and true if the socket was drained: the call received less
@@ -125,7 +125,7 @@ impl Intake {
     ) -> io::Result<(usize, bool)> {
         if self.steps.is_empty() {
             let room = self.tail;
-            let n = recv(&mut [RecvSlice::new(&mut self.staging[PLACES * GAP..][..room])])?;
+            let n = recv(&mut [RecvSlice::new(&mut self.staging[BUFFERS * GAP..][..room])])?;
             return Ok((n.min(room), n < room));
         }
         self.scatter(held, scope, keys, recv)
@@ -140,18 +140,18 @@ impl Intake {
         recv: &mut impl FnMut(&mut [RecvSlice<'_>]) -> io::Result<usize>,
     ) -> io::Result<(usize, bool)> {
         let Self { steps, tail, staging, .. } = self;
-        let (gaps, rest) = staging.split_at_mut(PLACES * GAP);
+        let (gaps, rest) = staging.split_at_mut(BUFFERS * GAP);
         let mut held = Some(held);
         let mut slices = [const { RecvSlice::none() }; MAX_SLICES];
         let (mut count, mut used, mut capacity) = (0, 0, 0);
         for (step, gap) in steps.iter().zip(gaps.chunks_exact_mut(GAP)) {
-            let Some(place) = step.place.receive_slice(&mut held, scope, keys) else { break };
+            let Some(buffer) = step.buffer.receive_slice(&mut held, scope, keys) else { break };
             if step.gap > 0 {
                 slices[count] = RecvSlice::new(&mut gap[..step.gap]);
                 count += 1;
             }
-            capacity += step.gap + place.len();
-            slices[count] = place;
+            capacity += step.gap + buffer.len();
+            slices[count] = buffer;
             count += 1;
             used += 1;
         }
@@ -177,8 +177,8 @@ impl Intake {
             let (gap, from) = if nth == index { (0, from) } else { (left.min(step.gap), 0) };
             out.extend_from_slice(self.gap(nth, gap));
             left -= gap;
-            let here = left.min(step.place.len() - from);
-            step.place.append_to(from, here, keys, &mut out)?;
+            let here = left.min(step.buffer.len() - from);
+            step.buffer.append_to(from, here, keys, &mut out)?;
             left -= here;
         }
         out.extend_from_slice(self.tail(left));
@@ -197,7 +197,7 @@ impl Intake {
         for step in &self.steps {
             let gap = left.min(step.gap);
             staged += gap;
-            left = (left - gap).saturating_sub(step.place.len());
+            left = (left - gap).saturating_sub(step.buffer.len());
         }
         staged + left
     }

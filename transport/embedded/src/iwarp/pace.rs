@@ -43,8 +43,8 @@ impl Pace {
     /// Returns true if a receive call is a sign of life of the peer. `octets` is the number of octets that the call returned. `fpdus` is
     /// the number of FPDU headers that the call completed.
     #[inline]
-    pub(super) const fn is_sign_of_life(&mut self, octets: usize, fpdus: usize) -> bool {
-        self.trickled += octets;
+    pub(super) const fn is_sign_of_life(&mut self, bytes: usize, fpdus: usize) -> bool {
+        self.trickled += bytes;
         let sign = fpdus > 0 || self.trickled >= SIGN;
         if sign {
             self.trickled = 0;
@@ -55,10 +55,10 @@ impl Pace {
     /// Records a receive call that returned `octets` octets and completed the headers of `fpdus` FPDUs. Adapts the room for the next call.
     /// Returns the cost of the call. `budget` is the largest cost that one connection may cause per call of `progress`.
     #[inline]
-    pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
-        let cost = octets + fpdus * FPDU_COST;
-        if octets >= SAMPLE {
-            let fits = ((budget as u64).saturating_mul(octets as u64) / cost as u64) as usize;
+    pub(super) fn cost(&mut self, bytes: usize, fpdus: usize, budget: usize) -> usize {
+        let cost = bytes + fpdus * FPDU_COST;
+        if bytes >= SAMPLE {
+            let fits = ((budget as u64).saturating_mul(bytes as u64) / cost as u64) as usize;
             // In one step, the room may shrink to any size, but at most doubles. Otherwise a peer could gain room with a few large FPDUs
             // and then send many small FPDUs.
             self.room = fits.min(self.room.saturating_mul(2)).max(LEAST);
@@ -77,8 +77,8 @@ mod tests {
     fn settle(pace: &mut Pace, fpdu: usize) -> (usize, usize) {
         let mut last = (0, 0);
         for _ in 0..20 {
-            let octets = pace.room().min(256 * 1024);
-            last = (octets, pace.cost(octets, octets / fpdu, BUDGET));
+            let bytes = pace.room().min(256 * 1024);
+            last = (bytes, pace.cost(bytes, bytes / fpdu, BUDGET));
         }
         last
     }
@@ -87,11 +87,11 @@ mod tests {
     fn large_fpdus_fill_the_buffer_and_empty_ones_do_not() {
         let mut pace = Pace::new();
         for (fpdu, least) in [(65_540, 128), (1448, 128), (200, 80)] {
-            let (octets, cost) = settle(&mut pace, fpdu);
-            assert!(cost <= BUDGET + BUDGET / 100 && octets >= least * 1024, "{fpdu}: {octets}");
+            let (bytes, cost) = settle(&mut pace, fpdu);
+            assert!(cost <= BUDGET + BUDGET / 100 && bytes >= least * 1024, "{fpdu}: {bytes}");
         }
-        let (octets, cost) = settle(&mut pace, 20);
-        assert!(cost <= BUDGET + BUDGET / 100 && octets / 20 <= 512, "{octets}");
+        let (bytes, cost) = settle(&mut pace, 20);
+        assert!(cost <= BUDGET + BUDGET / 100 && bytes / 20 <= 512, "{bytes}");
     }
 
     #[test]
@@ -101,8 +101,8 @@ mod tests {
         // The peer alternates between large and empty FPDUs, to mislead the pace.
         let mut costs = Vec::new();
         for round in 0..40 {
-            let octets = pace.room().min(256 * 1024);
-            costs.push(pace.cost(octets, if round % 2 == 0 { octets / 20 } else { octets / 65_540 }, BUDGET));
+            let bytes = pace.room().min(256 * 1024);
+            costs.push(pace.cost(bytes, if round % 2 == 0 { bytes / 20 } else { bytes / 65_540 }, BUDGET));
         }
         assert!(costs.iter().skip(1).all(|&cost| cost <= 3 * BUDGET), "{costs:?}");
     }

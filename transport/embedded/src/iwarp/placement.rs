@@ -38,7 +38,6 @@ pub(crate) enum PayloadBuffer {
 }
 
 impl PayloadBuffer {
-    /// Returns the length in bytes.
     pub(crate) const fn len(&self) -> usize {
         match self {
             Self::Receive(sge) => sge.len(),

@@ -134,7 +134,7 @@ impl Ports {
 
     /// Sends a management datagram. A datagram that the system refuses is lost. That does no harm,
     /// because a query without a reply is sent again.
-    pub(super) fn send_mad<N: Net>(&mut self, hub: &mut Hub<N>, port: Key, to: SocketAddr, octets: &MadOctets) {
+    pub(super) fn send_mad<N: Net>(&mut self, hub: &mut Hub<N>, port: Key, to: SocketAddr, bytes: &MadOctets) {
         let Some(port) = self.tables.ports.get(port) else { return };
         let header = DatagramHeader {
             destination: mad::QUEUE_PAIR,
@@ -147,7 +147,7 @@ impl Ports {
         batch.clear();
         batch.push(to, |buffer| {
             let start = HEADROOM + header.len();
-            buffer[start..start + mad::LEN].copy_from_slice(octets);
+            buffer[start..start + mad::LEN].copy_from_slice(bytes);
             let len = header.emit(0, mad::LEN, &mut buffer[HEADROOM..]);
             frame::seal(buffer, len, port.address, to)
         });
@@ -284,13 +284,13 @@ impl Ports {
 
     /// Processes the received packet with the index `nth`. An invalid packet is dropped silently.
     fn take_packet<N: Net>(&mut self, hub: &mut Hub<N>, at: Key, received: &mut Packets, nth: usize, now: Instant) {
-        let Some((buffer, place, from)) = received.get(nth) else { return };
+        let Some((buffer, range, from)) = received.get(nth) else { return };
         if !hub.config.admits(from.ip()) {
             return;
         }
         let Some(port) = self.tables.ports.get_mut(at) else { return };
-        let Some((header, payload)) = DatagramHeader::parse(&buffer[place.clone()]) else { return };
-        let (to, len, payload) = (port.address, place.len(), payload.start + place.start..payload.end + place.start);
+        let Some((header, payload)) = DatagramHeader::parse(&buffer[range.clone()]) else { return };
+        let (to, len, payload) = (port.address, range.len(), payload.start + range.start..payload.end + range.start);
         match &mut port.kind {
             PortKind::Address { .. } if header.destination == mad::QUEUE_PAIR => {
                 let known = header.queue_key == mad::QUEUE_KEY && payload.len() == mad::LEN;
@@ -319,10 +319,10 @@ impl Ports {
                     for key in &ids {
                         self.deliver(hub, *key, &arrival, &buffer[payload.clone()]);
                     }
-                    if let Some(UdpPort { kind: PortKind::Group { ids: place, .. }, .. }) =
+                    if let Some(UdpPort { kind: PortKind::Group { ids: joined, .. }, .. }) =
                         self.tables.ports.get_mut(at)
                     {
-                        *place = ids;
+                        *joined = ids;
                     }
                 }
             }
@@ -413,8 +413,8 @@ impl Ports {
     pub(super) fn send_query<N: Net>(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(id) = self.ids.get(key) else { return };
         if let DatagramPhase::Querying(pending) = &id.phase {
-            let (port, to, octets) = (id.port, pending.to, pending.query.emit());
-            self.send_mad(hub, port, to, &octets);
+            let (port, to, bytes) = (id.port, pending.to, pending.query.emit());
+            self.send_mad(hub, port, to, &bytes);
         }
     }
 

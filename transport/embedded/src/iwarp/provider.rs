@@ -248,8 +248,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 self.datagrams.reject_query(&mut self.hub, key, private_data)?;
                 self.endpoints.remove_datagrams(&mut self.datagrams, &mut self.hub, id);
             }
-            &CmEndpoint::Request(Request { step: RequestStep::Offered(asked), .. }) => {
-                self.endpoints.turn_away(&mut self.hub, id.0, &asked, private_data, now);
+            &CmEndpoint::Request(Request { step: RequestStep::Offered(requested), .. }) => {
+                self.endpoints.turn_away(&mut self.hub, id.0, &requested, private_data, now);
             }
             endpoint => return Err(TransportError::InvalidState { call: "reject", state: endpoint.name() }),
         }
@@ -267,8 +267,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 endpoints.end(hub, id.0, End::of(DisconnectCause::Local), now)
             }
             CmEndpoint::Request(request) => {
-                if let RequestStep::Offered(asked) = &request.step {
-                    let reply = startup::reject(asked, &[]);
+                if let RequestStep::Offered(requested) = &request.step {
+                    let reply = startup::reject(requested, &[]);
                     endpoints.fail(hub, id.0, None, Some((reply, now)));
                 }
             }
@@ -290,8 +290,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 self.endpoints.remove_datagrams(&mut self.datagrams, &mut self.hub, id);
                 return Ok(());
             }
-            Ok(CmEndpoint::Request(Request { step: RequestStep::Offered(asked), .. })) => {
-                Some(startup::reject(asked, &[]))
+            Ok(CmEndpoint::Request(Request { step: RequestStep::Offered(requested), .. })) => {
+                Some(startup::reject(requested, &[]))
             }
             Ok(CmEndpoint::Stream(flow)) => Some(flow.abandon()),
             Ok(_) => None,

@@ -152,7 +152,7 @@ impl QueuePair {
     pub(crate) fn input(
         &mut self,
         intake: &mut Intake,
-        octets: usize,
+        bytes: usize,
         resources: &mut Resources,
     ) -> std::result::Result<(), Fault> {
         // The shared receive queue is moved out of `resources`, so that the queue and the other resources can be borrowed at the same time.
@@ -169,7 +169,7 @@ impl QueuePair {
             responses: &mut tx.responses,
             extensions: *extensions,
         };
-        let result = rx.take(intake, octets, &mut cx, &mut |message| completions.received(cqs, &message));
+        let result = rx.take(intake, bytes, &mut cx, &mut |message| completions.received(cqs, &message));
         if tx.sends.outstanding.answered() != answered {
             tx.reap(&mut |done| completions.sent(cqs, &done));
         }

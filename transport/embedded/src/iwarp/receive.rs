@@ -136,9 +136,9 @@ impl Receiver {
         let rest = (self.written as usize).saturating_sub(self.writing as usize + done + left);
         let start = match self.phase {
             FpduPhase::Payload => {
-                let Some(place) = self.place_of_rest() else { return };
-                intake.add_remaining(place);
-                if place.len() < left || matches!(place, PayloadBuffer::Held { .. }) {
+                let Some(buffer) = self.remaining_buffer() else { return };
+                intake.add_remaining(buffer);
+                if buffer.len() < left || matches!(buffer, PayloadBuffer::Held { .. }) {
                     return;
                 }
                 Start { gap: pad + CRC_LEN, carried: 0, left, last, rest }
@@ -154,11 +154,11 @@ impl Receiver {
 
     /// Returns the destination of the rest of the current payload, or of its first part if the rest is not contiguous. Returns `None` for a
     /// payload that the program does not receive.
-    fn place_of_rest(&self) -> Option<PayloadBuffer> {
+    fn remaining_buffer(&self) -> Option<PayloadBuffer> {
         let CurrentSegment { header, done, left: len, .. } = self.segment;
         match header {
             SegmentHeader::Untagged(untagged) if untagged.opcode.is_send() => {
-                self.queue.place(len).filter(|sge| !sge.is_empty()).map(PayloadBuffer::Receive)
+                self.queue.next_memory(len).filter(|sge| !sge.is_empty()).map(PayloadBuffer::Receive)
             }
             SegmentHeader::Untagged(_) => None,
             SegmentHeader::Tagged(tagged) => {
@@ -178,9 +178,9 @@ impl Receiver {
     }
 
     /// Records that the next `n` octets of the payload were received directly into their destination.
-    fn filled(&mut self, place: &PayloadBuffer, n: usize, cx: &mut PlacementContext<'_>) {
+    fn filled(&mut self, buffer: &PayloadBuffer, n: usize, cx: &mut PlacementContext<'_>) {
         let mut sum = std::mem::take(&mut self.sum);
-        match *place {
+        match *buffer {
             PayloadBuffer::Receive(sge) => {
                 if self.crc {
                     ENTRIES.visit(&sge.part(0, n), |bytes| sum.update(bytes));
@@ -236,16 +236,16 @@ impl Receiver {
             if left == 0 {
                 break;
             }
-            let here = left.min(step.place.len());
+            let here = left.min(step.buffer.len());
             let begun = self.phase == FpduPhase::Payload && self.deferred.is_none();
-            let place = self.place_of_rest().filter(|place| begun && place.begins_as(&step.place));
-            let room = place.map_or(0, |place| place.len());
+            let buffer = self.remaining_buffer().filter(|buffer| begun && buffer.begins_as(&step.buffer));
+            let room = buffer.map_or(0, |buffer| buffer.len());
             let fits = here.min(room);
             if fits > 0 {
-                self.filled(&step.place, fits, cx);
+                self.filled(&step.buffer, fits, cx);
             }
             left -= fits;
-            let misplaced = fits < here || room != step.place.len();
+            let misplaced = fits < here || room != step.buffer.len();
             if left > 0 && misplaced && !rdma_transport::planted("a-wrong-forecast-is-believed") {
                 let gone = Fault::WorkRequest(WcStatus::LocalProtectionError);
                 let spilled = intake.spill(index, fits, left, cx.keys).ok_or(gone)?;
@@ -328,14 +328,14 @@ impl Receiver {
             }
         }
         let header = SegmentHeader::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
-        let (octets, payload) = body.split_at(header.octets().min(body.len()));
+        let (bytes, payload) = body.split_at(header.octets().min(body.len()));
         let send = match &header {
             SegmentHeader::Untagged(send) if send.opcode.is_send() => send,
-            SegmentHeader::Untagged(_) => return self.whole_control(header, octets, payload, cx, out),
-            SegmentHeader::Tagged(tagged) => return self.whole_tagged(tagged, octets, payload, cx),
+            SegmentHeader::Untagged(_) => return self.whole_control(header, bytes, payload, cx, out),
+            SegmentHeader::Tagged(tagged) => return self.whole_tagged(tagged, bytes, payload, cx),
         };
-        let payload = &payload[..payload_len(octets).min(payload.len())];
-        self.judge_send(send, payload.len(), cx).map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
+        let payload = &payload[..payload_len(bytes).min(payload.len())];
+        self.judge_send(send, payload.len(), cx).map_err(|cause| Fault::Violation(cause, Quote::new(bytes)))?;
         self.queue.fill(payload);
         self.finish_send(send, cx, out)
     }
@@ -345,13 +345,13 @@ impl Receiver {
     fn whole_tagged(
         &mut self,
         header: &Tagged,
-        octets: &[u8],
+        bytes: &[u8],
         payload: &[u8],
         cx: &mut PlacementContext<'_>,
     ) -> Result<(), Fault> {
-        let payload = &payload[..payload_len(octets).min(payload.len())];
+        let payload = &payload[..payload_len(bytes).min(payload.len())];
         let target = self.judge_tagged(header, payload.len(), cx);
-        let target = target.map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
+        let target = target.map_err(|cause| Fault::Violation(cause, Quote::new(bytes)))?;
         if header.opcode == Opcode::ReadResponse {
             if !payload.is_empty() {
                 let gone = Fault::WorkRequest(WcStatus::LocalProtectionError);
@@ -376,12 +376,12 @@ impl Receiver {
     fn whole_control(
         &mut self,
         header: SegmentHeader,
-        octets: &[u8],
+        bytes: &[u8],
         payload: &[u8],
         cx: &mut PlacementContext<'_>,
         out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<(), Fault> {
-        self.judge(header, octets, cx)?;
+        self.judge(header, bytes, cx)?;
         self.place(&payload[..self.segment.left.min(payload.len())], true, cx);
         self.finish(cx, out)
     }
@@ -678,7 +678,7 @@ impl Receiver {
 
 /// Returns the length of the payload, computed from the ULPDU_Length. `octets` is the complete header.
 #[inline]
-fn payload_len(octets: &[u8]) -> usize {
-    let ulpdu_len = octets.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
-    (LENGTH_LEN + ulpdu_len).saturating_sub(octets.len())
+fn payload_len(bytes: &[u8]) -> usize {
+    let ulpdu_len = bytes.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
+    (LENGTH_LEN + ulpdu_len).saturating_sub(bytes.len())
 }

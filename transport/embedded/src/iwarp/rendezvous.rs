@@ -68,11 +68,11 @@ impl Rendezvous {
         hub: &mut Hub<N>,
         key: Key,
         path: Option<u32>,
-        asked: &RequestTerms,
+        requested: &RequestTerms,
         now: Instant,
     ) -> Option<Offer> {
-        let is_possible = hub.config.shared_memory != SharedMemoryPolicy::Off && asked.local && path.is_some();
-        if !is_possible || !asked.is_direct(path) {
+        let is_possible = hub.config.shared_memory != SharedMemoryPolicy::Off && requested.local && path.is_some();
+        if !is_possible || !requested.is_direct(path) {
             return None;
         }
         let name = self.listener_name(hub, now)?;
@@ -117,11 +117,11 @@ impl Rendezvous {
 
     /// Returns the reason why no offer can be made to the peer of a request, and true if the reason
     /// is temporary.
-    pub(super) fn reason(&self, path: Option<u32>, asked: &RequestTerms) -> (&'static str, bool) {
+    pub(super) fn reason(&self, path: Option<u32>, requested: &RequestTerms) -> (&'static str, bool) {
         match path {
             None => ("the peer is on another host", false),
-            Some(_) if !asked.local => ("the peer uses no shared memory", false),
-            Some(_) if !asked.is_direct(path) => ("there is a proxy between the peer and this process", false),
+            Some(_) if !requested.local => ("the peer uses no shared memory", false),
+            Some(_) if !requested.is_direct(path) => ("there is a proxy between the peer and this process", false),
             Some(_) if self.shut_until.is_some() => ("other users have disturbed its setup", true),
             Some(_) => ("there is no listener for it", true),
         }

@@ -26,10 +26,10 @@ impl<N: Net> Datagrams for Iwarp<N> {
     }
 
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], _: Instant) -> Result<()> {
-        let asked = self.endpoints.datagrams_of(id)?;
+        let query_key = self.endpoints.datagrams_of(id)?;
         let owner = self.endpoints.datagrams_of(CmId(qp.0));
         let answered = owner.and_then(|owner| {
-            self.datagrams.reply_to_query(&mut self.hub, asked, owner, "answer_datagram", private_data)
+            self.datagrams.reply_to_query(&mut self.hub, query_key, owner, "answer_datagram", private_data)
         });
         self.endpoints.remove_datagrams(&mut self.datagrams, &mut self.hub, id);
         answered

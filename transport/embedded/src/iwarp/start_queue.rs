@@ -42,7 +42,7 @@ impl StartQueue {
     /// Removes and returns the first event of a host that meets a condition.
     fn take(&mut self, host: Host, is_meant: impl FnMut(&CmEvent) -> bool) -> Option<CmEvent> {
         let events = self.by_host.get_mut(&host)?;
-        let taken = events.iter().position(is_meant).and_then(|place| events.remove(place));
+        let taken = events.iter().position(is_meant).and_then(|index| events.remove(index));
         if events.is_empty() {
             self.by_host.remove(&host);
         }

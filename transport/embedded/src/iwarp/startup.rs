@@ -251,7 +251,7 @@ impl RequestTerms {
         let of = |depth: fn(&Enhanced) -> u16| {
             self.enhanced.as_ref().map(depth).filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(limit)
         };
-        ReadDepth { responder_resources: of(|asked| asked.ord), initiator_depth: of(|asked| asked.ird) }
+        ReadDepth { responder_resources: of(|requested| requested.ord), initiator_depth: of(|requested| requested.ird) }
     }
 }
 
@@ -283,36 +283,36 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>,
     let speaks_first = enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
     let local = request.revision == 2 && speaks_first && request.reserved & LOCAL != 0;
     let StartupHeader { revision, crc, markers: wants_markers, .. } = *request;
-    let asked = RequestTerms { revision, crc, markers: wants_markers, enhanced, local, path: None };
+    let requested = RequestTerms { revision, crc, markers: wants_markers, enhanced, local, path: None };
     if request.revision > 2 {
         Judgement::Unknown("an MPA revision above 2")
     } else if request.reject {
         Judgement::Unknown("a request that rejects")
     } else if request.markers && !markers {
-        Judgement::Refused("it requires MPA markers", asked)
+        Judgement::Refused("it requires MPA markers", requested)
     } else {
-        Judgement::Acceptable(asked)
+        Judgement::Acceptable(requested)
     }
 }
 
 /// Returns the MPA reply that accepts a request, and the agreed terms.
-pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &[u8]) -> (Vec<u8>, Agreement) {
-    let crc = asked.crc || terms.crc;
-    let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: asked.markers };
-    let block = asked.enhanced.map(|asked| {
-        let mut block = Enhanced { peer_to_peer: asked.peer_to_peer, ..Enhanced::default() };
+pub(crate) fn accept(terms: &StartupTerms, requested: &RequestTerms, private_data: &[u8]) -> (Vec<u8>, Agreement) {
+    let crc = requested.crc || terms.crc;
+    let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: requested.markers };
+    let block = requested.enhanced.map(|requested| {
+        let mut block = Enhanced { peer_to_peer: requested.peer_to_peer, ..Enhanced::default() };
         block.ird = NO_NEGOTIATION;
         block.ord = NO_NEGOTIATION;
-        if asked.ord != NO_NEGOTIATION {
-            agreement.ird = round_up(terms.ird.max(asked.ord));
+        if requested.ord != NO_NEGOTIATION {
+            agreement.ird = round_up(terms.ird.max(requested.ord));
             block.ird = agreement.ird;
         }
-        if asked.ird != NO_NEGOTIATION {
-            agreement.ord = terms.ord.min(asked.ird);
+        if requested.ird != NO_NEGOTIATION {
+            agreement.ord = terms.ord.min(requested.ird);
             block.ord = agreement.ord;
         }
-        if asked.peer_to_peer {
-            let choice = match asked {
+        if requested.peer_to_peer {
+            let choice = match requested {
                 Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
                 Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
                 Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
@@ -326,14 +326,14 @@ pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &
         }
         block
     });
-    (frame(header(StartupKind::Reply, asked.revision, agreement.crc), block, private_data), agreement)
+    (frame(header(StartupKind::Reply, requested.revision, agreement.crc), block, private_data), agreement)
 }
 
 /// Returns the MPA reply that rejects a request.
-pub(crate) fn reject(asked: &RequestTerms, private_data: &[u8]) -> Vec<u8> {
-    let mut header = header(StartupKind::Reply, asked.revision, asked.crc);
+pub(crate) fn reject(requested: &RequestTerms, private_data: &[u8]) -> Vec<u8> {
+    let mut header = header(StartupKind::Reply, requested.revision, requested.crc);
     header.reject = true;
-    frame(header, asked.enhanced.map(|_| Enhanced::default()), private_data)
+    frame(header, requested.enhanced.map(|_| Enhanced::default()), private_data)
 }
 
 #[cfg(test)]
@@ -368,8 +368,8 @@ mod tests {
                 let bytes = request(&offer, b"question");
                 let (header, enhanced, private_data) = read(StartupKind::Request, &bytes);
                 assert_eq!(private_data, b"question");
-                let Judgement::Acceptable(asked) = judge_request(&header, enhanced, false) else { panic!() };
-                let (bytes, passive) = accept(&terms(theirs, 2), &asked, b"answer");
+                let Judgement::Acceptable(requested) = judge_request(&header, enhanced, false) else { panic!() };
+                let (bytes, passive) = accept(&terms(theirs, 2), &requested, b"answer");
                 let (header, enhanced, private_data) = read(StartupKind::Reply, &bytes);
                 assert_eq!((header.revision, private_data.as_slice()), (revision, b"answer".as_slice()));
                 let Verdict::Accepted(active) = judge_reply(&offer, &header, enhanced) else { panic!() };
@@ -380,7 +380,7 @@ mod tests {
                     assert_eq!((active.ord, active.ird), (passive.ird.min(8), passive.ord));
                     assert_eq!((active.ord, active.ird), (8, 4));
                 }
-                let (header, enhanced, private_data) = read(StartupKind::Reply, &reject(&asked, b"no"));
+                let (header, enhanced, private_data) = read(StartupKind::Reply, &reject(&requested, b"no"));
                 assert_eq!(judge_reply(&offer, &header, enhanced), Verdict::Rejected);
                 assert_eq!(private_data, b"no");
             }
@@ -392,7 +392,7 @@ mod tests {
         for bits in 0..8u8 {
             let (rtr_write, rtr_read, rtr_send) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
             let block = Enhanced { peer_to_peer: true, rtr_send, ird: 1, rtr_write, rtr_read, ord: 1 };
-            let asked = RequestTerms {
+            let requested = RequestTerms {
                 revision: 2,
                 crc: true,
                 markers: false,
@@ -400,7 +400,7 @@ mod tests {
                 local: false,
                 path: None,
             };
-            let (bytes, agreement) = accept(&terms(true, 2), &asked, b"");
+            let (bytes, agreement) = accept(&terms(true, 2), &requested, b"");
             let chosen = read(StartupKind::Reply, &bytes).1.unwrap();
             assert_eq!(u8::from(chosen.rtr_write) + u8::from(chosen.rtr_read) + u8::from(chosen.rtr_send), 1);
             assert!(chosen.peer_to_peer && agreement.rtr.is_some());
@@ -429,12 +429,13 @@ mod tests {
     fn markers_are_refused() {
         let mut asks = header(StartupKind::Request, 2, false);
         asks.markers = true;
-        let Judgement::Refused(_, asked) = judge_request(&asks, Some(Enhanced::default()), false) else { panic!() };
-        assert_eq!(reject(&asked, b"")[16..], [0x30, 2, 0, 4, 0, 0, 0, 0]);
-        let Judgement::Refused(_, asked) = judge_request(&StartupHeader { revision: 1, ..asks }, None, false) else {
+        let Judgement::Refused(_, requested) = judge_request(&asks, Some(Enhanced::default()), false) else { panic!() };
+        assert_eq!(reject(&requested, b"")[16..], [0x30, 2, 0, 4, 0, 0, 0, 0]);
+        let Judgement::Refused(_, requested) = judge_request(&StartupHeader { revision: 1, ..asks }, None, false)
+        else {
             panic!()
         };
-        assert_eq!(reject(&asked, b"")[16..], [0x20, 1, 0, 0]);
+        assert_eq!(reject(&requested, b"")[16..], [0x20, 1, 0, 0]);
         let mut reply = header(StartupKind::Reply, 2, false);
         reply.markers = true;
         let verdict = judge_reply(&terms(true, 2), &reply, Some(Enhanced::default()));
@@ -443,8 +444,8 @@ mod tests {
         let able = StartupTerms { markers: true, ..terms(true, 2) };
         let verdict = judge_reply(&able, &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Accepted(Agreement { markers: true, .. })));
-        let Judgement::Acceptable(asked) = judge_request(&asks, Some(Enhanced::default()), true) else { panic!() };
-        let (bytes, agreement) = accept(&able, &asked, b"");
+        let Judgement::Acceptable(requested) = judge_request(&asks, Some(Enhanced::default()), true) else { panic!() };
+        let (bytes, agreement) = accept(&able, &requested, b"");
         // The local side does not require markers itself.
         assert!(agreement.markers && !read(StartupKind::Reply, &bytes).0.markers);
     }
@@ -459,7 +460,7 @@ mod tests {
         assert!(matches!(answer(3, 5), Verdict::Failed(_, Some((TerminateCause::LLP_IRD, true)))));
         let open = answer(NO_NEGOTIATION, NO_NEGOTIATION);
         assert!(matches!(open, Verdict::Accepted(Agreement { ird: 4, ord: 8, .. })));
-        let asked = |ird, ord| {
+        let requested = |ird, ord| {
             let enhanced = Some(Enhanced { ird, ord, ..Enhanced::default() });
             let (bytes, agreement) = accept(
                 &ours,
@@ -469,11 +470,11 @@ mod tests {
             let block = read(StartupKind::Reply, &bytes).1.unwrap();
             (block.ird, block.ord, agreement.ird, agreement.ord)
         };
-        assert_eq!(asked(2, 100), (128, 2, 128, 2));
-        assert_eq!(asked(2, 5), (8, 2, 8, 2));
+        assert_eq!(requested(2, 100), (128, 2, 128, 2));
+        assert_eq!(requested(2, 5), (8, 2, 8, 2));
         assert_eq!(StartupTerms::new(false, 3, 3, false).ird, 4);
-        assert_eq!(asked(1000, 1000), (128, 8, 128, 8));
-        assert_eq!(asked(NO_NEGOTIATION, NO_NEGOTIATION), (NO_NEGOTIATION, NO_NEGOTIATION, 4, 8));
+        assert_eq!(requested(1000, 1000), (128, 8, 128, 8));
+        assert_eq!(requested(NO_NEGOTIATION, NO_NEGOTIATION), (NO_NEGOTIATION, NO_NEGOTIATION, 4, 8));
     }
 
     #[test]
@@ -503,8 +504,8 @@ mod tests {
                     Ok(Some(header)) => {
                         let (enhanced, _) = reader.body();
                         let _ = judge_reply(&terms(false, 2), &header, enhanced);
-                        if let Judgement::Acceptable(asked) = judge_request(&header, enhanced, false) {
-                            let frame = accept(&terms(false, 2), &asked, b"").0;
+                        if let Judgement::Acceptable(requested) = judge_request(&header, enhanced, false) {
+                            let frame = accept(&terms(false, 2), &requested, b"").0;
                             prop_assert!(frame.len() <= STARTUP_HEADER_LEN + 4);
                         }
                         break;

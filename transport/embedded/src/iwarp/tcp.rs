@@ -746,9 +746,9 @@ mod tests {
             let out_qp = client.qp(out);
             client.iwarp.connect(out, &ConnectParam::default()).unwrap();
             until(&mut door, &mut client, |door, _| !door.events.is_empty());
-            let asked = door.events.remove(0).id;
-            let request = door.iwarp.handover().unwrap().detach(asked).unwrap();
-            assert!(matches!(door.iwarp.handover().unwrap().detach(asked), Err(TransportError::Stale { .. })));
+            let request_id = door.events.remove(0).id;
+            let request = door.iwarp.handover().unwrap().detach(request_id).unwrap();
+            assert!(matches!(door.iwarp.handover().unwrap().detach(request_id), Err(TransportError::Stale { .. })));
             if !taken {
                 drop(request);
                 until(&mut door, &mut client, |_, client| client.events.len() > 1);

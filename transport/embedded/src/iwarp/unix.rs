@@ -230,13 +230,13 @@ mod tests {
         passing::send_with_descriptor(near.as_fd(), &[], None).unwrap();
         passing::send_with_descriptor(near.as_fd(), &[], Some(stream.as_fd())).unwrap();
         drop(stream);
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let thread = thread::Builder::new().spawn(move || {
             let refused = strangers.admit(far, refuse).is_err();
-            tell.send((refused, strangers.kept)).unwrap();
+            sender.send((refused, strangers.kept)).unwrap();
         });
         let thread = thread.unwrap();
-        assert_eq!(until("the peer is refused", || told.try_recv().ok()), (true, 1));
+        assert_eq!(until("the peer is refused", || receiver.try_recv().ok()), (true, 1));
         thread.join().unwrap();
         drop(peer);
     }

@@ -191,15 +191,15 @@ mod tests {
         let (from, to) = ("[fd00::1]:7".parse().unwrap(), "[fd00::2]:4791".parse().unwrap());
         let mut octets = buffer(&[]);
         let len = header.emit(0, 0, &mut octets[HEADROOM..]);
-        let place = seal(&mut octets, len, from, to);
-        assert!(fits(&mut octets, place.len(), from, to));
+        let range = seal(&mut octets, len, from, to);
+        assert!(fits(&mut octets, range.len(), from, to));
         let mut all = vec![0xff; 8];
         all.extend(
             b"\x6f\xff\xff\xff\0\x24\x11\xff\xfd\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\xfd\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x02",
         );
         all.extend(b"\0\x07\x12\xb7\0\x24\xff\xff");
         all.extend(b"\x65\0\xff\xff\xff\0\0\x11\0\0\0\0\0\0\0\x13\0\0\0\x12\0\0\0\x14");
-        assert_eq!(octets[place][len..], icrc::of(&all).to_le_bytes());
+        assert_eq!(octets[range][len..], icrc::of(&all).to_le_bytes());
     }
 
     proptest! {
@@ -213,13 +213,13 @@ mod tests {
             let mut octets = buffer(&[]);
             octets[HEADROOM + header.len()..HEADROOM + header.len() + payload.len()].copy_from_slice(&payload);
             let len = header.emit(1, payload.len(), &mut octets[HEADROOM..]);
-            let place = seal(&mut octets, len, from, to);
-            prop_assert!(fits(&mut octets, place.len(), from, to));
-            let bit = bit % (8 * place.len());
+            let range = seal(&mut octets, len, from, to);
+            prop_assert!(fits(&mut octets, range.len(), from, to));
+            let bit = bit % (8 * range.len());
             octets[HEADROOM + bit / 8] ^= 1 << (bit % 8);
             // One changed bit invalidates the CRC, and no identification makes the CRC valid again. Only the bits of the octet that routers
             // may change are not covered.
-            prop_assert_eq!(fits(&mut octets, place.len(), from, to), bit / 8 == VARIANT);
+            prop_assert_eq!(fits(&mut octets, range.len(), from, to), bit / 8 == VARIANT);
             prop_assert!(!fits(&mut octets, 3, from, to));
         }
 

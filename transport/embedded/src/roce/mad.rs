@@ -103,12 +103,12 @@ pub(crate) enum SidrMessage {
 }
 
 /// Returns the `N` octets at the offset `place`, or `None` if they are not within the message.
-fn at<const N: usize>(octets: &MadOctets, place: usize) -> Option<[u8; N]> {
-    octets.get(place..)?.first_chunk().copied()
+fn at<const N: usize>(octets: &MadOctets, offset: usize) -> Option<[u8; N]> {
+    octets.get(offset..)?.first_chunk().copied()
 }
 
-fn put(octets: &mut MadOctets, place: usize, what: &[u8]) {
-    octets[place..place + what.len()].copy_from_slice(what);
+fn put(octets: &mut MadOctets, offset: usize, what: &[u8]) {
+    octets[offset..offset + what.len()].copy_from_slice(what);
 }
 
 fn begin(attribute: u16, transaction: u64, request: u32) -> MadOctets {
@@ -153,8 +153,8 @@ impl SidrRequest {
     }
 
     fn parse(octets: &MadOctets) -> Option<Self> {
-        let address = |place| {
-            let all: [u8; 16] = at(octets, place)?;
+        let address = |offset| {
+            let all: [u8; 16] = at(octets, offset)?;
             match octets[ADDRESSES + 1] >> 4 {
                 4 => Some(IpAddr::from([all[12], all[13], all[14], all[15]])),
                 6 => Some(IpAddr::from(all)),
@@ -277,10 +277,10 @@ mod tests {
         let good = query().emit();
         assert_eq!(parse(&good[..255]), None);
         // The offsets of four octets that must have certain values: in the class, the attribute, the port space, and the version of IP.
-        for place in [1, 17, 36, 41] {
+        for offset in [1, 17, 36, 41] {
             let mut octets = good;
-            octets[place] ^= 0x80;
-            assert_eq!(parse(&octets), None, "{place}");
+            octets[offset] ^= 0x80;
+            assert_eq!(parse(&octets), None, "{offset}");
         }
     }
 

@@ -13,7 +13,7 @@ const MOST: usize = 0xff00;
 /// The queue pairs of a provider, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePairNumbers {
-    places: Vec<(u32, Option<Key>)>, // local: endpoints of the program
+    slots: Vec<(u32, Option<Key>)>, // local: endpoints of the program
     /// Slots without a queue pair, in the order of their release. The slot that was released first is assigned first, so that a number is
     /// reused as late as possible.
     free: VecDeque<u32>, // local: endpoints of the program
@@ -25,39 +25,39 @@ impl QueuePairNumbers {
     /// The first number of a slot has `salt` as its upper 8 bits. With a random salt, packets for a queue pair of an earlier process are
     /// unlikely to reach a queue pair of this process.
     pub(crate) fn assign(&mut self, key: Key, salt: u8) -> Option<u32> {
-        let place = match self.free.pop_front() {
-            Some(place) => place,
-            None if self.places.len() < MOST => {
-                self.places.push((u32::from(salt) << 16 | (self.places.len() as u32 + FIRST), None));
-                self.places.len() as u32 - 1
+        let slot = match self.free.pop_front() {
+            Some(slot) => slot,
+            None if self.slots.len() < MOST => {
+                self.slots.push((u32::from(salt) << 16 | (self.slots.len() as u32 + FIRST), None));
+                self.slots.len() as u32 - 1
             }
             None => return None,
         };
-        let (number, owner) = self.places.get_mut(place as usize)?;
+        let (number, owner) = self.slots.get_mut(slot as usize)?;
         *owner = Some(key);
         Some(*number)
     }
 
-    fn place(number: u32) -> usize {
+    fn slot(number: u32) -> usize {
         (number & 0xffff).wrapping_sub(FIRST) as usize
     }
 
     /// Releases a number. The next queue pair in its slot gets a number with other upper bits.
     pub(crate) fn remove(&mut self, number: u32) {
-        let place = Self::place(number);
-        if let Some((of, owner)) = self.places.get_mut(place).filter(|(of, owner)| *of == number && owner.is_some()) {
+        let slot = Self::slot(number);
+        if let Some((of, owner)) = self.slots.get_mut(slot).filter(|(of, owner)| *of == number && owner.is_some()) {
             *owner = None;
             if !rdma_transport::planted("a-queue-pair-number-returns-at-once") {
                 *of = of.wrapping_add(1 << 16) & 0x00ff_ffff;
             }
-            self.free.push_back(place as u32);
+            self.free.push_back(slot as u32);
         }
     }
 
     /// Returns the queue pair with this number, or `None` if no queue pair has this number.
     #[inline]
     pub(crate) fn find(&self, number: u32) -> Option<Key> {
-        self.places.get(Self::place(number)).filter(|(of, _)| *of == number)?.1
+        self.slots.get(Self::slot(number)).filter(|(of, _)| *of == number)?.1
     }
 }
 

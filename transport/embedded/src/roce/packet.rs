@@ -126,8 +126,8 @@ mod tests {
             let header = DatagramHeader { destination, source, queue_key, immediate, solicited };
             let mut packet = vec![7; MAX_LEN];
             let len = header.emit(9, payload, &mut packet) + icrc::LEN;
-            let place = header.len()..header.len() + payload;
-            prop_assert_eq!(DatagramHeader::parse(&packet[..len]), Some((header, place)));
+            let range = header.len()..header.len() + payload;
+            prop_assert_eq!(DatagramHeader::parse(&packet[..len]), Some((header, range)));
         }
 
         #[test]
@@ -136,8 +136,8 @@ mod tests {
             if let Some(first) = octets.first_mut() {
                 *first = opcode;
             }
-            if let Some((_, place)) = DatagramHeader::parse(&octets) {
-                prop_assert!(place.start <= place.end && place.end + 4 <= octets.len());
+            if let Some((_, range)) = DatagramHeader::parse(&octets) {
+                prop_assert!(range.start <= range.end && range.end + 4 <= octets.len());
             }
         }
     }

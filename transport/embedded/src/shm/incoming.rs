@@ -364,9 +364,9 @@ mod tests {
         let lent = Arc::new(Memory::new_shared(SIZE, Sharing::Read).expect("memory"));
         let mut of_peer = Lendings::new(theirs);
         assert_eq!(of_peer.lend(&segment, (&lent, SIZE, None), 5, Access::empty()), Some(0));
-        let told = of_peer.announcements.pop().expect("an announcement");
-        let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
-        let (slot, word, rights) = (told.slot, told.word, told.rights);
+        let announcement = of_peer.announcements.pop().expect("an announcement");
+        let file = announcement.file().expect("a file").try_clone_to_owned().expect("a descriptor");
+        let (slot, word, rights) = (announcement.slot, announcement.word, announcement.rights);
         let announced = ReceivedAnnouncement { slot, word, rights, base: 0, len: SIZE as u64 };
         let mut windows = Windows::new(theirs, account());
         windows.open(announced, &file).expect("it is mapped");
@@ -379,9 +379,9 @@ mod tests {
         ring.commit(header.size());
         assert!(ring.publish(&segment));
 
-        let place = Memory::new(SIZE).expect("memory");
+        let sink = Memory::new(SIZE).expect("memory");
         let mut queue = ReceiveQueue::new(1);
-        queue.post(RecvWr { wr_id: 1, sges: SgeList::one(place.sge(0, SIZE)) });
+        queue.post(RecvWr { wr_id: 1, sges: SgeList::one(sink.sge(0, SIZE)) });
         let mut incoming = Incoming::new(theirs, queue);
         let (mut keys, mut outgoing) =
             (KeyTable::default(), Outgoing::new(ours, SendQueue::new(1, 0), ReadDepth::default()));

@@ -244,12 +244,12 @@ impl Outgoing {
         }
         let Some((at, offset)) = room else { return false };
         let Some(memory) = &self.staging.memory else { return false };
-        let mut place = offset;
+        let mut position = offset;
         for part in parts {
-            if !memory.copy_in(place, part) {
+            if !memory.copy_in(position, part) {
                 return false;
             }
-            place += part.len();
+            position += part.len();
         }
         segment.poke(at, header.emit());
         segment.poke(at + WORD, offset as u64);
@@ -462,37 +462,37 @@ impl Outgoing {
             ([sge], None) if !small => lendings.locate(&sge.part(offset, left)),
             _ => None,
         };
-        let mut place = None;
+        let mut window_offset = None;
         let copies = lent.is_none() && !small && self.has_staging_buffer(segment, lendings);
         let taken = if let Some((slot, at)) = lent {
-            (header.slot, place) = (slot, Some(at));
+            (header.slot, window_offset) = (slot, Some(at));
             left.min(MAX_PIECE)
         } else if copies {
             // If `ring.reserve` fails below, this reservation is not committed and has no effect.
             let (at, taken) = self.staging.reserve(left)?;
-            (header.slot, place) = (self.staging.slot, Some(at as u64));
+            (header.slot, window_offset) = (self.staging.slot, Some(at as u64));
             taken
         } else {
             left.min(INLINE)
         };
         header.len = taken as u32;
-        header.flags = if taken == left { LAST } else { 0 } | if place.is_some() { IN_WINDOW } else { 0 };
+        header.flags = if taken == left { LAST } else { 0 } | if window_offset.is_some() { IN_WINDOW } else { 0 };
         let at = self.ring.reserve(segment, header.size())?;
         segment.poke(at, header.emit());
         for (nth, &word) in words.iter().enumerate() {
             segment.poke(at + WORD * (1 + nth), word);
         }
         let body = at + header.body();
-        if let Some(place) = place {
-            segment.poke(body, place);
+        if let Some(window_offset) = window_offset {
+            segment.poke(body, window_offset);
         }
         if lent.is_none() {
             let staging = self.staging.memory.as_deref().filter(|_| copies);
             let mut done = 0;
             let mut put = |payload: &SegmentPayload<'_>| {
-                match (staging, place) {
-                    (Some(memory), Some(place)) => {
-                        if let Some(room) = memory.span(place as usize + done, payload.len()) {
+                match (staging, window_offset) {
+                    (Some(memory), Some(window_offset)) => {
+                        if let Some(room) = memory.span(window_offset as usize + done, payload.len()) {
                             payload.copy_into(room);
                         }
                     }
@@ -663,7 +663,7 @@ impl Outgoing {
         cx.direct = cx.keys.is_direct(key).then_some(key).or(cx.direct);
         let mut header = RecordHeader::new(RecordKind::Data, most as u32);
         header.flags = if most == left { LAST } else { 0 };
-        let place = if most > INLINE {
+        let offset = if most > INLINE {
             let Some((at, _)) = self.staging.reserve(most) else { return Ok(None) };
             (header.slot, header.flags) = (self.staging.slot, header.flags | IN_WINDOW);
             Some(at)
@@ -672,17 +672,17 @@ impl Outgoing {
         };
         let Some(at) = self.ring.reserve(segment, header.size()) else { return Ok(None) };
         segment.poke(at, header.emit());
-        match (place, &self.staging.memory) {
-            (Some(place), Some(memory)) => {
-                segment.poke(at + WORD, place as u64);
-                if let Some(room) = memory.span(place, most) {
+        match (offset, &self.staging.memory) {
+            (Some(offset), Some(memory)) => {
+                segment.poke(at + WORD, offset as u64);
+                if let Some(room) = memory.span(offset, most) {
                     room.fill_from(span);
                 }
             }
             _ => segment.put(at + WORD, &SegmentPayload::Span(span)),
         }
         self.ring.commit(header.size());
-        if place.is_some() {
+        if offset.is_some() {
             self.staging.commit(most, self.ring.pos);
         }
         self.responses.advance(most, most == left);
@@ -750,9 +750,10 @@ mod tests {
         let region = Arc::new(Memory::new_shared(SIZE, Sharing::Write).expect("memory"));
         let mut of_peer = Lendings::new(there);
         of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_WRITE).expect("a slot");
-        let told = of_peer.announcements.pop().expect("an announcement");
-        let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
-        let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
+        let announcement = of_peer.announcements.pop().expect("an announcement");
+        let file = announcement.file().expect("a file").try_clone_to_owned().expect("a descriptor");
+        let (slot, word, rights, base) =
+            (announcement.slot, announcement.word, announcement.rights, region.as_ptr() as u64);
         let announced = ReceivedAnnouncement { slot, word, rights, base, len: SIZE as u64 };
 
         let source = Memory::new(SIZE).expect("memory");
@@ -804,9 +805,10 @@ mod tests {
         let region = Arc::new(Memory::new_shared(SIZE, Sharing::Read).expect("memory"));
         let mut of_peer = Lendings::new(there);
         of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_READ).expect("a slot");
-        let told = of_peer.announcements.pop().expect("an announcement");
-        let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
-        let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
+        let announcement = of_peer.announcements.pop().expect("an announcement");
+        let file = announcement.file().expect("a file").try_clone_to_owned().expect("a descriptor");
+        let (slot, word, rights, base) =
+            (announcement.slot, announcement.word, announcement.rights, region.as_ptr() as u64);
         let mut windows = Windows::new(there, account());
         windows.open(ReceivedAnnouncement { slot, word, rights, base, len: SIZE as u64 }, &file).expect("it is mapped");
 

@@ -373,23 +373,23 @@ mod tests {
             assert_eq!(lendings.lend(&table, (&memory, 4096, None), KEY, rights), Some(0));
             lendings.announcements.pop().expect("the peer is told")
         };
-        let announced = |told: &Announcement| {
-            let base = told.memory.as_ptr() as u64;
-            ReceivedAnnouncement { slot: told.slot, word: told.word, rights, base, len: 4096 }
+        let announced = |sent: &Announcement| {
+            let base = sent.memory.as_ptr() as u64;
+            ReceivedAnnouncement { slot: sent.slot, word: sent.word, rights, base, len: 4096 }
         };
         let is_found =
             |windows: &Windows, of: &ReceivedAnnouncement| windows.region(&table, KEY, of.base, 8, rights).is_some();
 
         let first = lend(&mut lendings);
-        let told = announced(&first);
+        let received = announced(&first);
         let file = |of: &Announcement| of.file().expect("a file").as_fd().try_clone_to_owned().expect("a descriptor");
-        windows.open(told, &file(&first)).expect("it is mapped");
-        assert!(is_found(&windows, &told) && windows.payload(&table, 0, 0, 8).is_some());
+        windows.open(received, &file(&first)).expect("it is mapped");
+        assert!(is_found(&windows, &received) && windows.payload(&table, 0, 0, 8).is_some());
 
         lendings.take_back(&table, KEY);
-        assert!(!is_found(&windows, &told) && windows.payload(&table, 0, 0, 8).is_none());
+        assert!(!is_found(&windows, &received) && windows.payload(&table, 0, 0, 8).is_none());
         let second = lend(&mut lendings);
-        assert!(!is_found(&windows, &told) && windows.payload(&table, 0, 0, 8).is_none(), "it is another memory");
+        assert!(!is_found(&windows, &received) && windows.payload(&table, 0, 0, 8).is_none(), "it is another memory");
         windows.open(announced(&second), &file(&second)).expect("it is mapped");
         assert!(is_found(&windows, &announced(&second)));
         assert!(windows.is_still_lent(&table, 0) && !windows.has_ended(&table, 0));
@@ -414,8 +414,8 @@ mod tests {
         let limits = crate::shm::account::WindowLimits { bytes: 1 << 28, count: 8192 };
         let account = Arc::new(WindowAccount::new(limits));
         let table = TableWords((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
-        let (rights, place) = (Access::REMOTE_READ, Memory::new(LEN).unwrap());
-        let sink = place.sge(0, LEN / 32);
+        let (rights, buffer) = (Access::REMOTE_READ, Memory::new(LEN).unwrap());
+        let sink = buffer.sge(0, LEN / 32);
         let mut peers: Vec<_> = (0..200_u32)
             .map(|_| {
                 let (memory, mut windows) =
@@ -431,7 +431,7 @@ mod tests {
             .collect();
         peers.retain(|(.., windows)| windows.slots[0].is_some());
         assert!(peers.len() > 100, "{}", peers.len());
-        assert!(peers[0].2.fetch(&table, KEY, 0, &place.sge(0, LEN)), "an honest peer");
+        assert!(peers[0].2.fetch(&table, KEY, 0, &buffer.sge(0, LEN)), "an honest peer");
         let mut fetched = 0;
         for (_, file, windows) in &peers[1..] {
             assert!(HostileFile::punch(file, 0, LEN as u64));

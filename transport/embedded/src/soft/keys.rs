@@ -120,7 +120,7 @@ impl KeyTable {
             owner: None,
             lent_to: None,
         });
-        self.place(stag, key);
+        self.insert(stag, key);
         self.direct += usize::from(direct);
         Ok((MrId(key), stag))
     }
@@ -138,11 +138,11 @@ impl KeyTable {
         let len = (self.index.len() * 2).max(64);
         let old = std::mem::replace(&mut self.index, vec![EMPTY; len]);
         for (stag, key) in old.into_iter().filter(|entry| entry.0 != 0) {
-            self.place(stag, key);
+            self.insert(stag, key);
         }
     }
 
-    fn place(&mut self, stag: u32, key: Key) {
+    fn insert(&mut self, stag: u32, key: Key) {
         let mask = self.index.len() - 1;
         let mut at = stag as usize & mask;
         while self.index[at].0 != 0 {

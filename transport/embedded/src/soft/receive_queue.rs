@@ -97,7 +97,7 @@ impl ReceiveQueue {
     /// Returns the memory for the next `len` bytes of the message. The memory is shorter than `len` if the bytes continue in another
     /// scatter-gather entry. Returns `None` if the receive has no more entries.
     #[inline]
-    pub(crate) fn place(&self, len: usize) -> Option<Sge> {
+    pub(crate) fn next_memory(&self, len: usize) -> Option<Sge> {
         Some(self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, len))
     }
 
@@ -120,9 +120,9 @@ impl ReceiveQueue {
     #[inline]
     pub(crate) fn fill(&mut self, bytes: &[u8]) {
         let mut done = 0;
-        self.fill_with(bytes.len(), |place| {
-            ENTRIES.fill(&place, &bytes[done..]);
-            done += place.len();
+        self.fill_with(bytes.len(), |part| {
+            ENTRIES.fill(&part, &bytes[done..]);
+            done += part.len();
         });
     }
 
@@ -147,9 +147,9 @@ impl ReceiveQueue {
     #[inline]
     pub(crate) fn fill_from(&mut self, from: Span<'_>) {
         let mut done = 0;
-        self.fill_with(from.len(), |place| {
-            ENTRIES.fill_from(&place, from.part(done, place.len()));
-            done += place.len();
+        self.fill_with(from.len(), |part| {
+            ENTRIES.fill_from(&part, from.part(done, part.len()));
+            done += part.len();
         });
     }
 

@@ -51,8 +51,8 @@ impl Resources {
     #[inline]
     pub(crate) fn put_back(&mut self, srq: Option<SrqId>, queue: Option<SharedReceiveQueue>) {
         if let (Some(srq), Some(queue)) = (srq, queue) {
-            if let Ok(place) = self.srq(srq) {
-                *place = queue;
+            if let Ok(slot) = self.srq(srq) {
+                *slot = queue;
             }
         }
     }

@@ -163,9 +163,9 @@ fn atomics(kind: Kind) {
 
 /// Both ends agree on the read depth. Reads beyond this depth wait in the send queue, and all reads complete in order.
 fn read_depth_is_agreed_and_kept(kind: Kind) {
-    for (asked, wanted) in [(1, 1), (3, 3), (0, 0)] {
+    for (requested, wanted) in [(1, 1), (3, 3), (0, 0)] {
         let mut world = World::new();
-        world.read_depth = ReadDepth { responder_resources: asked, initiator_depth: asked };
+        world.read_depth = ReadDepth { responder_resources: requested, initiator_depth: requested };
         let (_, to) = world.listen(kind.address());
         let (id, device) = world.resolved(to);
         let active = world.equip(id, device);
@@ -178,7 +178,7 @@ fn read_depth_is_agreed_and_kept(kind: Kind) {
         world.provider.connect(id, &param).unwrap();
         let event = world.news();
         let CmEventKind::ConnectRequest { device, read_depth, .. } = event.kind else { panic!("{event:?}") };
-        println!("asked {asked}: requested {read_depth:?}");
+        println!("wanted {requested}: requested {read_depth:?}");
         let passive = world.equip(event.id, device);
         // By default the passive end supports a larger read depth, but it grants only the depth that the active end
         // requests.
@@ -189,7 +189,7 @@ fn read_depth_is_agreed_and_kept(kind: Kind) {
             let CmEventKind::Established { read_depth, .. } = event.kind else { panic!("{event:?}") };
             depths[usize::from(event.id == passive.id)] = read_depth;
         }
-        println!("asked {asked}: active {:?}, passive {:?}", depths[0], depths[1]);
+        println!("wanted {requested}: active {:?}, passive {:?}", depths[0], depths[1]);
         if wanted > 0 {
             assert_eq!(read_depth.responder_resources, wanted);
             assert_eq!(depths[0].initiator_depth, wanted);

@@ -76,11 +76,11 @@ fn removal_with_everything_open(kind: Kind) {
     let port = world.provider.local_address(wildcard).unwrap().port();
     for round in 0..3 {
         let (listener, to) = world.listen(kind.address());
-        let mut told = vec![listener];
+        let mut expected = vec![listener];
         let mut ends = Vec::new();
         if round < 2 {
             let (active, passive) = world.pair(to);
-            told.extend([active.id, passive.id]);
+            expected.extend([active.id, passive.id]);
             ends = vec![active, passive];
         } else {
             // Destroy all ids, those of a new connection included, so that only regions and completion queues remain on
@@ -89,14 +89,14 @@ fn removal_with_everything_open(kind: Kind) {
             for id in [active.id, passive.id, listener] {
                 world.provider.destroy_id(id, Instant::now()).unwrap();
             }
-            told.clear();
+            expected.clear();
         }
         let start = Instant::now();
         let mut removal = Command::new("rdma").args(["link", "del", &device]).spawn().unwrap();
-        while !told.is_empty() {
+        while !expected.is_empty() {
             let event = world.event();
             match event.kind {
-                CmEventKind::DeviceRemoval => told.retain(|&id| id != event.id),
+                CmEventKind::DeviceRemoval => expected.retain(|&id| id != event.id),
                 CmEventKind::Disconnected(_) | CmEventKind::TimewaitExit => {}
                 other => panic!("{other:?}"),
             }

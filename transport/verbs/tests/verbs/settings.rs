@@ -67,7 +67,7 @@ impl Capture {
                 continue;
             }
             let header = usize::from(packet[0] & 15) * 4;
-            let at = |place: usize| u16::from_be_bytes([packet[header + place], packet[header + place + 1]]);
+            let at = |offset: usize| u16::from_be_bytes([packet[header + offset], packet[header + offset + 1]]);
             if [at(0), at(2)].contains(&port) {
                 seen.push(packet[1]);
             }

@@ -78,7 +78,7 @@ impl Send {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Completion {
     Send { sequence: u16, status: WcStatus },
-    Receive { place: u16, completed: Completed },
+    Receive { slot: u16, completed: Completed },
 }
 
 /// A model of one side's queue pair, and of the items in flight to the peer.
@@ -140,8 +140,8 @@ impl DeviceModel {
 
     pub(super) fn post_receives(&mut self, chain: &[RecvWr]) {
         for wr in chain {
-            let place = if let WorkRequestId::SharedRecv { slot } = WorkRequestId::of(wr.wr_id) { slot } else { 0 };
-            self.receives.push_back((place, wr.sges.as_slice()[0]));
+            let slot = if let WorkRequestId::SharedRecv { slot } = WorkRequestId::of(wr.wr_id) { slot } else { 0 };
+            self.receives.push_back((slot, wr.sges.as_slice()[0]));
         }
     }
 
@@ -238,15 +238,15 @@ impl DeviceModel {
         if self.shared {
             return false;
         }
-        let Some((place, _)) = self.receives.pop_front() else { return false };
-        self.receive(place, WcStatus::Flushed, 0, None);
+        let Some((slot, _)) = self.receives.pop_front() else { return false };
+        self.receive(slot, WcStatus::Flushed, 0, None);
         true
     }
 
-    fn receive(&mut self, place: u16, status: WcStatus, len: u32, immediate: Option<u32>) {
+    fn receive(&mut self, slot: u16, status: WcStatus, len: u32, immediate: Option<u32>) {
         let result = if status.is_success() { Ok(()) } else { Err(status.into()) };
         let completed = Completed { result, len, immediate, invalidated: None };
-        self.completions.push_back(Completion::Receive { place, completed });
+        self.completions.push_back(Completion::Receive { slot, completed });
     }
 
     /// Makes the first unfinished send fail, and brings the queue pair down.
@@ -283,12 +283,12 @@ impl DeviceModel {
         }
         match item {
             Item::Message(bytes) => {
-                if let Some((place, sge)) = self.receives.pop_front() {
+                if let Some((slot, sge)) = self.receives.pop_front() {
                     let at = self.offset(&sge).expect("receives are of the pool");
                     let fits = bytes.len <= sge.len();
                     let status = if fits { WcStatus::Success } else { WcStatus::LocalLengthError };
                     assert!(!fits || self.memory.copy_in(at, bytes.as_slice()));
-                    self.receive(place, status, bytes.len as u32, None);
+                    self.receive(slot, status, bytes.len as u32, None);
                     if !fits {
                         self.go_down(DisconnectCause::WorkRequest(status.into()));
                     }
@@ -297,8 +297,8 @@ impl DeviceModel {
             Item::Write => self.placed += 1,
             Item::WriteWithImmediate { value, len } => {
                 self.placed += 1;
-                if let Some((place, _)) = self.receives.pop_front() {
-                    self.receive(place, WcStatus::Success, len, Some(value));
+                if let Some((slot, _)) = self.receives.pop_front() {
+                    self.receive(slot, WcStatus::Success, len, Some(value));
                 }
             }
             Item::Request => self.wire.push_back(Item::Response),

@@ -548,8 +548,8 @@ proptest! {
 
 /// Returns the number of histories to try: `PROPTEST_CASES`, or 2,000.
 fn cases() -> u32 {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    asked.unwrap_or(2000)
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    cases.unwrap_or(2000)
 }
 
 /// Returns two sides with these queue depths, whose connection is up.
@@ -818,7 +818,7 @@ fn a_place_that_the_device_may_still_write_is_not_given_back() {
     assert!(side.post() && side.device.transmit(), "the Read");
     side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
     side.input(|conn, _| conn.forsake());
-    let (offered, place) = side.landings.pop().expect("a message that is being read");
+    let (offered, memory) = side.landings.pop().expect("a message that is being read");
     side.input(Connection::finish);
     let mut landed = Vec::new();
     while let Some((_, event)) = side.effects.next_event() {
@@ -827,7 +827,7 @@ fn a_place_that_the_device_may_still_write_is_not_given_back() {
         }
     }
     assert_eq!(landed, [(offered, false)]);
-    assert!(place.bytes().is_none(), "a device may write what a program may look at");
+    assert!(memory.bytes().is_none(), "a device may write what a program may look at");
 }
 
 /// The transport has ended, and a message that violates the protocol is processed only after that. No later message is delivered.
@@ -906,8 +906,8 @@ fn nothing_is_delivered_after_a_panic() {
     (0..2).for_each(|_| peer.send_filled(4));
     assert!(peer.post());
     while peer.device.transmit() || side.device.arrive(&mut peer.device, true) {}
-    while let Some(Completion::Receive { place, completed }) = side.device.completions.pop_front() {
-        side.input(|conn, env| conn.received(place, &completed, env));
+    while let Some(Completion::Receive { slot, completed }) = side.device.completions.pop_front() {
+        side.input(|conn, env| conn.received(slot, &completed, env));
     }
     let Some((_, Event::Message(first))) = side.effects.next_event() else { panic!("no message has arrived") };
     side.buffers.free_receive(first.buffer.expect("it was not detached yet"), first.shared);

@@ -198,7 +198,7 @@ impl Side {
         let hold = self.source.lend_to_peer(0..1);
         let source = if copy {
             assert!(!hold.done());
-            OfferSource::Copy { region: Box::new(region(&self.drop_channel, 1, 4)), told: false }
+            OfferSource::Copy { region: Box::new(region(&self.drop_channel, 1, 4)), reported: false }
         } else {
             OfferSource::Lent(key, hold)
         };
@@ -270,8 +270,8 @@ impl Side {
     /// has a Write with Immediate. The immediate value is the number of Writes that this side has
     /// queued so far.
     pub(super) fn write_and_tell(&mut self, native: bool) {
-        let places = if native { 1 } else { 2 };
-        if !matches!(self.checked(|conn, env| conn.check_operation(places, true, env)), Some(Ok(()))) {
+        let slots = if native { 1 } else { 2 };
+        if !matches!(self.checked(|conn, env| conn.check_operation(slots, true, env)), Some(Ok(()))) {
             return;
         }
         let locals = self.written();
@@ -387,11 +387,11 @@ impl Side {
         assert!(!self.closed, "{offered:?} after close");
         if offered.len % 2 == 0 && self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) {
             assert!(!self.trusts || offered.tag == Some(offered.len));
-            let mut place = region(&self.drop_channel, offered.len as usize, 6);
-            let lease = place.lease_mut(0..place.len()).expect("all of it");
-            let landing = Landing::new(place.key(), lease, 0);
+            let mut memory = region(&self.drop_channel, offered.len as usize, 6);
+            let lease = memory.lease_mut(0..memory.len()).expect("all of it");
+            let landing = Landing::new(memory.key(), lease, 0);
             self.input(|conn, env| conn.land(offered.id, landing, env));
-            self.landings.push((offered, place));
+            self.landings.push((offered, memory));
         }
         self.input(|conn, env| conn.settle_offer(offered.id, env));
     }
@@ -399,11 +399,11 @@ impl Side {
     /// Handles the end of a message that was read into the program's memory. The program must be able to access that memory again.
     fn landed(&mut self, offered: Offered, is_there: bool) {
         let at = self.landings.iter().position(|(of, _)| *of == offered).expect("a place that has not ended");
-        let (_, mut place) = self.landings.remove(at);
-        assert!(place.bytes_mut().is_some(), "{offered:?}: the place is still lent");
+        let (_, mut memory) = self.landings.remove(at);
+        assert!(memory.bytes_mut().is_some(), "{offered:?}: the place is still lent");
         assert!(is_there || !self.is_open(), "{offered:?} failed on a connection that is open");
         if is_there && !self.closed {
-            self.hear(Said::Large { len: place.len() });
+            self.hear(Said::Large { len: memory.len() });
         }
     }
 

@@ -417,12 +417,12 @@ impl Side {
                 let result = if status.is_success() { Ok(()) } else { Err(status.into()) };
                 self.tell(|conn, env| conn.sent(sequence, result, env))
             }
-            Completion::Receive { place, completed } => {
+            Completion::Receive { slot, completed } => {
                 if completed.result.is_ok() {
                     self.arrivals += 1;
                     self.last_arrival = now;
                 }
-                self.tell(|conn, env| conn.received(place, &completed, env))
+                self.tell(|conn, env| conn.received(slot, &completed, env))
             }
         };
         assert_ne!(taken, Some(false), "{completion:?} is of nothing that was posted");

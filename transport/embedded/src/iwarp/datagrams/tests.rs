@@ -128,14 +128,14 @@ fn meet(
     assert!(matches!(next(&mut sides, 0).kind, CmEventKind::Resolved { device: DEVICE }));
     let here = sides[0].qp(id, DEPTH);
     sides[0].iwarp.connect(id, &ConnectParam { private_data: b"question", ..ConnectParam::default() }).unwrap();
-    let CmEvent { id: asked, kind: CmEventKind::ConnectRequest { listener: of, private_data, peer, .. } } =
+    let CmEvent { id: query, kind: CmEventKind::ConnectRequest { listener: of, private_data, peer, .. } } =
         next(&mut sides, 1)
     else {
         panic!("no question")
     };
     assert_eq!((of, &private_data[..9], peer.ip()), (listener, &b"question\0"[..], from.ip()));
-    let there = sides[1].qp(asked, DEPTH);
-    sides[1].iwarp.accept(asked, &ConnectParam { private_data: b"answer", ..ConnectParam::default() }, far()).unwrap();
+    let there = sides[1].qp(query, DEPTH);
+    sides[1].iwarp.accept(query, &ConnectParam { private_data: b"answer", ..ConnectParam::default() }, far()).unwrap();
     assert!(matches!(next(&mut sides, 1).kind, CmEventKind::Established { .. }));
     let CmEventKind::Reached { private_data, peer } = next(&mut sides, 0).kind else { panic!("no answer") };
     assert_eq!(&private_data[..7], b"answer\0");
@@ -212,8 +212,8 @@ fn nobody_there_and_a_no() {
             assert!(matches!(next(&mut sides, 0).kind, CmEventKind::Resolved { .. }));
             sides[0].iwarp.connect(id, &ConnectParam::default()).unwrap();
             if !refused {
-                let asked = next(&mut sides, 1).id;
-                sides[1].iwarp.reject(asked, b"no", far()).unwrap();
+                let query = next(&mut sides, 1).id;
+                sides[1].iwarp.reject(query, b"no", far()).unwrap();
             }
             match next(&mut sides, 0).kind {
                 CmEventKind::ConnectFailed(ConnectFailure::Refused) => assert!(refused, "{shared}"),
@@ -268,19 +268,19 @@ fn questions_are_asked_again_until_their_deadline() {
     let until = start + Duration::from_millis(900);
     let id = active.iwarp.resolve_datagram(peer.local_addr().unwrap(), None, until).unwrap();
     active.iwarp.connect(id, &ConnectParam::default()).unwrap();
-    let mut asked = 0;
+    let mut queries = 0;
     let mut now = start;
     // The provider has no clock of its own. So this loop can advance the time from deadline to deadline.
     for _ in 0..20 {
         active.iwarp.progress(now, Drive::Full);
         peer.set_nonblocking(true).unwrap();
         while peer.recv(&mut [0; 512]).is_ok() {
-            asked += 1;
+            queries += 1;
         }
         now = active.iwarp.next_deadline().unwrap_or(now).max(now);
     }
     // The query was sent immediately, after 200 ms, and after another 400 ms.
-    assert_eq!((asked, now), (3, until));
+    assert_eq!((queries, now), (3, until));
     let failed = |event: CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout));
     let mut events = std::iter::from_fn(|| active.iwarp.next_cm_event(now).unwrap());
     assert!(events.any(failed));
@@ -352,9 +352,9 @@ fn send(socket: &UdpSocket, to: SocketAddr, header: DatagramHeader, payload: &[u
     let start = HEADROOM + header.len();
     buffer[start..start + payload.len()].copy_from_slice(payload);
     let len = header.emit(0, payload.len(), &mut buffer[HEADROOM..]);
-    let place = frame::seal(&mut buffer, len, socket.local_addr().unwrap(), to);
-    buffer[place.start + damage] ^= u8::from(damage > 0);
-    socket.send_to(&buffer[place], to).unwrap();
+    let range = frame::seal(&mut buffer, len, socket.local_addr().unwrap(), to);
+    buffer[range.start + damage] ^= u8::from(damage > 0);
+    socket.send_to(&buffer[range], to).unwrap();
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn link_local_addresses_keep_their_scope() {
     let at = |text: &str| text.parse::<SocketAddr>().unwrap();
     for config in [IwarpConfig::default(), common(27914)] {
         let net = LinkLocalNet { inner: TcpNet::new().unwrap(), bound: BTreeMap::new() };
-        let mut iwarp = Iwarp::new(config, net, Box::new(|octets| octets.fill(7))).unwrap();
+        let mut iwarp = Iwarp::new(config, net, Box::new(|bytes| bytes.fill(7))).unwrap();
         let (bound, ..) = iwarp.bind_datagram(at("[fe80::1%3]:0")).unwrap();
         let listener = iwarp.listen_datagram(at("[fe80::1%3]:7"), &ListenParam::default()).unwrap();
         let (other, ..) = iwarp.bind_datagram(at("[fe80::1%4]:0")).unwrap();

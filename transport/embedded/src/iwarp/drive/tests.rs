@@ -44,9 +44,9 @@ fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
 }
 
 /// Returns true if the socket of a connection has at least this number of unread octets.
-fn has_received(bench: &Bench, qp: QpId, octets: usize) -> bool {
+fn has_received(bench: &Bench, qp: QpId, bytes: usize) -> bool {
     let socket = bench.iwarp.endpoints.get(qp.0).and_then(CmEndpoint::socket).unwrap();
-    bench.iwarp.hub.net.unread(socket, octets) == octets
+    bench.iwarp.hub.net.unread(socket, bytes) == bytes
 }
 
 #[test]
@@ -160,9 +160,9 @@ fn posts_that_use_the_acknowledged_room_hide_no_sign_of_life() {
     world.bench.now += Duration::from_secs(1);
     // This call has the new time, and reads no edge of the connection. From here on, no call reads an edge.
     assert!(world.bench.iwarp.next_cm_event(world.bench.now).unwrap().is_none());
-    let mut octets = vec![0; 64 << 10];
+    let mut bytes = vec![0; 64 << 10];
     until("an acknowledgement of waiting data", || {
-        if let Err(error) = world.peer.read(&mut octets) {
+        if let Err(error) = world.peer.read(&mut bytes) {
             assert_eq!(error.kind(), ErrorKind::WouldBlock);
         }
         world.bench.iwarp.immediate_sends().unwrap().ring(world.qp);

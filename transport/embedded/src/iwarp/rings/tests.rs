@@ -176,8 +176,8 @@ fn a_refusal_behind_a_lost_message_is_found() {
         world.read(4, RemoteKey(!world.readable.1.0));
         let refused = world.client.event().kind;
         assert!(matches!(refused, CmEventKind::Disconnected(DisconnectCause::PeerViolation(_))), "{refused:?}");
-        let told = world.server.event().kind;
-        let CmEventKind::Disconnected(DisconnectCause::TerminatedByPeer(why)) = &told else { panic!("{told:?}") };
+        let event = world.server.event().kind;
+        let CmEventKind::Disconnected(DisconnectCause::TerminatedByPeer(why)) = &event else { panic!("{event:?}") };
         assert_eq!(why, "a read or an atomic operation with an invalid key");
         let done = poll(&mut world.server);
         let status = |wr_id| done.iter().find(|wc| wc.wr_id == wr_id).map(|wc| wc.status);

@@ -75,8 +75,8 @@ impl Untagged {
     pub(in crate::iwarp) fn whole_send(body: &[u8], msn: u32) -> Option<&[u8]> {
         let (header, rest) = body.split_first_chunk::<UNTAGGED_FPDU_HEADER_LEN>()?;
         let control = u32::from_be_bytes([0, 0, LAST | DDP_VERSION, RDMAP_VERSION | Opcode::Send.raw()]);
-        let (prefix, place) = (be32(header, 0), (be32(header, 8), be32(header, 12), be32(header, 16)));
-        let plain = prefix & 0xffff == control && place == (SEND_QUEUE, msn, 0);
+        let (prefix, position) = (be32(header, 0), (be32(header, 8), be32(header, 12), be32(header, 16)));
+        let plain = prefix & 0xffff == control && position == (SEND_QUEUE, msn, 0);
         rest.get(..((prefix >> 16) as usize).checked_sub(UNTAGGED_HEADER_LEN)?).filter(|_| plain)
     }
 

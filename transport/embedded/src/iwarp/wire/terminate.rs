@@ -144,8 +144,8 @@ impl Terminate {
     pub fn emit_into(&self, out: &mut [u8; MAX_TERMINATE_LEN]) -> usize {
         let mut len = 0;
         let mut push = |bytes: &[u8]| {
-            if let Some(place) = out.get_mut(len..len + bytes.len()) {
-                place.copy_from_slice(bytes);
+            if let Some(target) = out.get_mut(len..len + bytes.len()) {
+                target.copy_from_slice(bytes);
                 len += bytes.len();
             }
         };

@@ -20,7 +20,7 @@ enum ModelStep {
 
 fn step() -> impl Strategy<Value = (bool, bool, bool, ModelStep)> {
     let len = prop_oneof![Just(0usize), 1usize..40, 1400usize..1500, 4000usize..9000];
-    let place = 0usize..(LEN - 9000);
+    let offset = 0usize..(LEN - 9000);
     let word = 0usize..WORDS;
     let op = prop_oneof![
         (len.clone(), 1usize..=4, any::<bool>()).prop_map(|(len, parts, invalidate)| ModelStep::Send {
@@ -28,11 +28,11 @@ fn step() -> impl Strategy<Value = (bool, bool, bool, ModelStep)> {
             parts,
             invalidate
         }),
-        (place.clone(), place.clone(), len.clone(), any::<bool>())
+        (offset.clone(), offset.clone(), len.clone(), any::<bool>())
             .prop_map(|(to, from, len, immediate)| ModelStep::Write { to, from, len, immediate }),
-        (place.clone(), place.clone(), len).prop_map(|(from, to, len)| ModelStep::Read { from, to, len }),
-        (word.clone(), place.clone(), 0u64..9).prop_map(|(word, to, add)| ModelStep::Add { word, to, add }),
-        (word, place, 0u64..9, 0u64..9).prop_map(|(word, to, expected, swap)| ModelStep::Swap {
+        (offset.clone(), offset.clone(), len).prop_map(|(from, to, len)| ModelStep::Read { from, to, len }),
+        (word.clone(), offset.clone(), 0u64..9).prop_map(|(word, to, add)| ModelStep::Add { word, to, add }),
+        (word, offset, 0u64..9, 0u64..9).prop_map(|(word, to, expected, swap)| ModelStep::Swap {
             word,
             to,
             expected,

@@ -196,8 +196,8 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
         end.recv(wr_id, SgeList::one(inbox.sge(wr_id as usize * 4096, len)));
     }
     let recorded = answers(own_fpdus);
-    let (mut asked, mut given, mut requested, mut wire) = (fpdus(&incoming[begin..]), 0, 0, Vec::new());
-    asked.retain(|fpdu| fpdu.2.is_some());
+    let (mut reads, mut given, mut requested, mut wire) = (fpdus(&incoming[begin..]), 0, 0, Vec::new());
+    reads.retain(|fpdu| fpdu.2.is_some());
     for segment in &capture.segments {
         let (start, stop) = (segment.start, segment.start + segment.len);
         if segment.from_client != as_server {
@@ -223,7 +223,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
             }
         }
         // Write the recorded response into the region, so that this provider responds with the same bytes as the kernel.
-        while let Some(read) = asked.get(given).and_then(|fpdu| fpdu.2).filter(|_| asked[given].0 + begin < stop) {
+        while let Some(read) = reads.get(given).and_then(|fpdu| fpdu.2).filter(|_| reads[given].0 + begin < stop) {
             if let (Some(answer), Some((from, memory))) = (recorded.get(given), areas.get(&read.source_stag)) {
                 if answer.len() == read.size as usize {
                     memory.write((read.source_offset - from) as usize, answer);
@@ -237,7 +237,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
         }
     }
     assert!(end.qp.is_at_boundary() || quoted("33"), "{name}");
-    let sizes: Vec<_> = asked.iter().take(given).map(|fpdu| fpdu.2.unwrap().size as usize).collect();
+    let sizes: Vec<_> = reads.iter().take(given).map(|fpdu| fpdu.2.unwrap().size as usize).collect();
     let ours = answers(&wire);
     assert_eq!(ours.iter().map(Vec::len).collect::<Vec<_>>(), sizes, "{name}");
     if !["33", "35", "41"].iter().any(|bug| quoted(bug)) {
