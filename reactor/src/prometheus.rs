@@ -5,47 +5,6 @@ use std::time::Duration;
 
 use crate::stats::{CompletionStats, ConnectionStats, MemoryStats, MessageStats, Stats, TurnStats};
 
-/// The value of a metric.
-#[derive(Clone, Copy)]
-enum Value {
-    Number(u64),
-    Seconds(Duration),
-}
-
-impl From<u64> for Value {
-    fn from(number: u64) -> Self {
-        Self::Number(number)
-    }
-}
-
-impl From<usize> for Value {
-    fn from(number: usize) -> Self {
-        Self::Number(number as u64)
-    }
-}
-
-impl From<Duration> for Value {
-    fn from(time: Duration) -> Self {
-        Self::Seconds(time)
-    }
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Number(number) => number.fmt(f),
-            Self::Seconds(time) => write!(f, "{}.{:09}", time.as_secs(), time.subsec_nanos()),
-        }
-    }
-}
-
-/// A metric: its name without the prefix, its help text, and its value.
-struct Family {
-    name: &'static str,
-    help: &'static str,
-    value: fn(&Stats) -> Value,
-}
-
 /// Declares the metrics. If a field of [`Stats`] has no metric, the code does not compile.
 macro_rules! families {
     ($($part:ident: $type:ident { $($field:ident: $name:literal, $help:literal;)* })*) => {
@@ -164,6 +123,47 @@ impl Stats {
         }
         Ok(())
     }
+}
+
+/// The value of a metric.
+#[derive(Clone, Copy)]
+enum Value {
+    Number(u64),
+    Seconds(Duration),
+}
+
+impl From<u64> for Value {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<usize> for Value {
+    fn from(number: usize) -> Self {
+        Self::Number(number as u64)
+    }
+}
+
+impl From<Duration> for Value {
+    fn from(time: Duration) -> Self {
+        Self::Seconds(time)
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Seconds(time) => write!(f, "{}.{:09}", time.as_secs(), time.subsec_nanos()),
+        }
+    }
+}
+
+/// A metric: its name without the prefix, its help text, and its value.
+struct Family {
+    name: &'static str,
+    help: &'static str,
+    value: fn(&Stats) -> Value,
 }
 
 fn write_labels(out: &mut impl Write, labels: &[(&str, &str)]) -> fmt::Result {

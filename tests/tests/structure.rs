@@ -298,6 +298,11 @@ fn each_collection_has_a_bound() {
 }
 
 #[test]
+fn visible_items_come_first() {
+    none(&libraries().iter().flat_map(|(_, source)| surface::hidden_before_visible(source)).collect::<Vec<_>>());
+}
+
+#[test]
 fn no_identifier_is_vague() {
     none(&libraries().iter().flat_map(|(_, source)| names::vague(source)).collect::<Vec<_>>());
 }

@@ -24,36 +24,6 @@ const GREETING_LEN: usize = 20;
 /// The maximum length of the program's private data, in bytes.
 pub const MAX_USER_PRIVATE_DATA: usize = PORTABLE_PRIVATE_DATA - GREETING_LEN;
 
-const fn raw(reason: RejectReason) -> u8 {
-    match reason {
-        RejectReason::Refused => 0,
-        RejectReason::NotOurs => 1,
-        RejectReason::Version => 2,
-        RejectReason::Limits => 3,
-        RejectReason::Busy => 4,
-        RejectReason::Security(mode) => SECURITY + mode as u8,
-        RejectReason::Draining => DRAINING,
-        RejectReason::SharedMemoryOnly => SHARED_MEMORY_ONLY,
-        RejectReason::Other(raw) => raw,
-    }
-}
-
-const fn reason(raw: u8) -> RejectReason {
-    match raw {
-        0 => RejectReason::Refused,
-        1 => RejectReason::NotOurs,
-        2 => RejectReason::Version,
-        3 => RejectReason::Limits,
-        4 => RejectReason::Busy,
-        DRAINING => RejectReason::Draining,
-        SHARED_MEMORY_ONLY => RejectReason::SharedMemoryOnly,
-        other => match SecurityMode::of(other.wrapping_sub(SECURITY)) {
-            Some(mode) => RejectReason::Security(mode),
-            None => RejectReason::Other(other),
-        },
-    }
-}
-
 /// A greeting on the wire, little-endian: `magic:4 | version:1 | user_len:1 | reason:1 | features:1 | window:4 | buffer_size:4 |
 /// max_message:4 | user…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +109,36 @@ impl<'a> Greeting<'a> {
     pub(crate) fn octets(bytes: &[u8]) -> &[u8] {
         let len = Greeting::parse(bytes).map_or(bytes.len(), |greeting| GREETING_LEN + greeting.user.len());
         &bytes[..len]
+    }
+}
+
+const fn raw(reason: RejectReason) -> u8 {
+    match reason {
+        RejectReason::Refused => 0,
+        RejectReason::NotOurs => 1,
+        RejectReason::Version => 2,
+        RejectReason::Limits => 3,
+        RejectReason::Busy => 4,
+        RejectReason::Security(mode) => SECURITY + mode as u8,
+        RejectReason::Draining => DRAINING,
+        RejectReason::SharedMemoryOnly => SHARED_MEMORY_ONLY,
+        RejectReason::Other(raw) => raw,
+    }
+}
+
+const fn reason(raw: u8) -> RejectReason {
+    match raw {
+        0 => RejectReason::Refused,
+        1 => RejectReason::NotOurs,
+        2 => RejectReason::Version,
+        3 => RejectReason::Limits,
+        4 => RejectReason::Busy,
+        DRAINING => RejectReason::Draining,
+        SHARED_MEMORY_ONLY => RejectReason::SharedMemoryOnly,
+        other => match SecurityMode::of(other.wrapping_sub(SECURITY)) {
+            Some(mode) => RejectReason::Security(mode),
+            None => RejectReason::Other(other),
+        },
     }
 }
 

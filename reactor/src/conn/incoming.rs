@@ -24,11 +24,6 @@ pub(super) const PIECES: usize = 4;
 /// message is reported separately.
 pub(super) const STRIDE: u64 = PIECE * PIECES as u64;
 
-/// Returns the length of the next Read, in bytes, if `left` bytes of the message are not read yet.
-fn piece(left: u64) -> u64 {
-    if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
-}
-
 /// The data sink of an offered message (RFC 5040): the memory that its bytes are read into.
 #[derive(Debug)]
 pub(super) enum Sink {
@@ -159,4 +154,9 @@ impl IncomingMessage {
         });
         Ok(authentic)
     }
+}
+
+/// Returns the length of the next Read, in bytes, if `left` bytes of the message are not read yet.
+fn piece(left: u64) -> u64 {
+    if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
 }

@@ -29,15 +29,6 @@ const PROOF: Duration = Duration::from_secs(2);
 /// `PROOF`, so that the next answer arrives before the last answer is older than `PROOF`.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A wait of the local side for memory.
-#[derive(Clone, Copy, Debug)]
-struct MemoryWait {
-    /// The time of the last report to the peer.
-    reported: Instant,
-    /// True if a report to the peer is due.
-    owed: bool,
-}
-
 /// The state of a connection while memory for large messages is scarce.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
@@ -50,6 +41,15 @@ pub(super) struct Shortage {
     probing: bool,
     /// The current wait for memory, if a message waits.
     wait: Option<MemoryWait>,
+}
+
+/// A wait of the local side for memory.
+#[derive(Clone, Copy, Debug)]
+struct MemoryWait {
+    /// The time of the last report to the peer.
+    reported: Instant,
+    /// True if a report to the peer is due.
+    owed: bool,
 }
 
 impl Shortage {

@@ -24,6 +24,16 @@ use rdma_transport::wr::Sge;
 
 use crate::seam::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard};
 
+/// Counts of the users of a region other than its owner. The region and its [`Hold`]s share them.
+#[derive(Debug, Default)]
+pub(crate) struct Users {
+    /// The number of users of each kind, indexed by [`Use`].
+    counts: [AtomicU32; 5],
+    /// True if the owner has dropped the region.
+    dropped: AtomicBool,
+    lent: Mutex<LentRanges>,
+}
+
 /// The kinds of users of a region, besides its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
@@ -37,16 +47,6 @@ enum Use {
     PeersRead,
     /// Peers have the right to write to the memory.
     PeersWrite,
-}
-
-/// Counts of the users of a region other than its owner. The region and its [`Hold`]s share them.
-#[derive(Debug, Default)]
-pub(crate) struct Users {
-    /// The number of users of each kind, indexed by [`Use`].
-    counts: [AtomicU32; 5],
-    /// True if the owner has dropped the region.
-    dropped: AtomicBool,
-    lent: Mutex<LentRanges>,
 }
 
 /// The ranges that operations use, in the order in which the operations began. Each range has a number, with which its

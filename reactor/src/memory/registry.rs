@@ -27,6 +27,15 @@ use crate::seam::wake::WakeFlag;
 /// answers a Read can write to the sink at any time.
 const PEERS: Access = Access::REMOTE.union(Access::READ_SINK);
 
+/// The device with which memory is registered, and the connection for which it is registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegistrationTarget {
+    pub(crate) device: usize,
+    /// The connection and its queue pair; `None` for a registration without a connection. Only the peer of this
+    /// connection gets rights to the region, except if the options grant rights to every peer.
+    pub(crate) connection: Option<(ConnectionId, QpId)>,
+}
+
 /// The reactor's entry for one region.
 #[derive(Debug)]
 struct Registration {
@@ -47,15 +56,6 @@ struct Registration {
     account: MemoryUse,
     /// The connection for which the region was registered; `None` if it was registered without a connection.
     of: Option<ConnectionId>,
-}
-
-/// The device with which memory is registered, and the connection for which it is registered.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RegistrationTarget {
-    pub(crate) device: usize,
-    /// The connection and its queue pair; `None` for a registration without a connection. Only the peer of this
-    /// connection gets rights to the region, except if the options grant rights to every peer.
-    pub(crate) connection: Option<(ConnectionId, QpId)>,
 }
 
 impl RegistrationTarget {

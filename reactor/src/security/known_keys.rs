@@ -11,6 +11,13 @@ use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, PeerIncompatible, SignatureScheme,
 };
 
+/// A verifier that accepts clients and servers which present one of these keys.
+#[derive(Debug)]
+pub(super) struct KnownKeys {
+    keys: Vec<SubjectPublicKeyInfoDer<'static>>, // local: a setting
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
 /// The error for a peer whose public key is not in the list.
 #[derive(thiserror::Error)]
 #[error("its public key is not among those that are known here")]
@@ -21,13 +28,6 @@ impl fmt::Debug for UnknownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// A verifier that accepts clients and servers which present one of these keys.
-#[derive(Debug)]
-pub(super) struct KnownKeys {
-    keys: Vec<SubjectPublicKeyInfoDer<'static>>, // local: a setting
-    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl KnownKeys {

@@ -23,18 +23,6 @@ use super::known_keys::KnownKeys;
 use super::records::{Records, emit};
 use super::{Handshake, HandshakeRole, PeerIdentity, SecurityError};
 
-fn settings(why: impl fmt::Display) -> SecurityError {
-    SecurityError::Settings(why.to_string())
-}
-
-/// Returns the ciphers and key exchanges of ring. AES-128-GCM comes first, because it is the fastest cipher on processors with AES
-/// instructions.
-fn provider() -> Arc<CryptoProvider> {
-    let mut provider = rustls::crypto::ring::default_provider();
-    provider.cipher_suites.sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
-    Arc::new(provider)
-}
-
 /// The certificates and the private key of the local side, or only a key pair. A clone shares its contents with the original. So
 /// [`TlsIdentity::replace`] on a clone affects every listener and every connect with this identity, for all handshakes that begin later.
 #[derive(Clone, Debug)]
@@ -553,4 +541,16 @@ fn channel(keys: Keys, next: Secrets) -> Channel {
         sealer: Sealer::new(packets(keys.local.packet, &next, true), packets(keys_of_second.local, &second, true)),
         opener: Opener::new(packets(keys.remote.packet, &next, false), packets(keys_of_second.remote, &second, false)),
     }
+}
+
+fn settings(why: impl fmt::Display) -> SecurityError {
+    SecurityError::Settings(why.to_string())
+}
+
+/// Returns the ciphers and key exchanges of ring. AES-128-GCM comes first, because it is the fastest cipher on processors with AES
+/// instructions.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = rustls::crypto::ring::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
 }

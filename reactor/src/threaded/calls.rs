@@ -14,19 +14,6 @@ use super::link::{ConnectionHandle, QueuedCall, ReceivedRequest, SharedState, Th
 use crate::call::{CallError, CallId, RequestId};
 use crate::{Clock, PeerIdentity, SystemClock};
 
-/// Returns the current time of the clock that the reactor uses.
-fn now() -> Instant {
-    SystemClock.now()
-}
-
-/// Returns the error of a call whose connection or reactor has ended.
-fn ended(state: &SharedState) -> CallError {
-    match state.ended() {
-        ConnectionEnd::Disconnected(reason) => CallError::Disconnected(reason),
-        _ => CallError::Gone,
-    }
-}
-
 /// A handle with which tasks make calls on a connection. Clones share the connection, and tasks of any thread may use them at the same
 /// time. The connection is closed when the last clone and the [`Requests`] of the connection are dropped.
 ///
@@ -237,5 +224,18 @@ impl Drop for ThreadedRequest {
         if let Some(id) = self.id {
             self.link.post(ThreadCommand::Dismiss(id));
         }
+    }
+}
+
+/// Returns the current time of the clock that the reactor uses.
+fn now() -> Instant {
+    SystemClock.now()
+}
+
+/// Returns the error of a call whose connection or reactor has ended.
+fn ended(state: &SharedState) -> CallError {
+    match state.ended() {
+        ConnectionEnd::Disconnected(reason) => CallError::Disconnected(reason),
+        _ => CallError::Gone,
     }
 }

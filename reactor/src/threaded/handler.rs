@@ -25,6 +25,20 @@ use crate::{
 /// The channel to the task that waits for the end of a call.
 type AnswerSender = oneshot::Sender<Result<Bytes, CallError>>;
 
+/// The largest number of ended connections that may wait for a task to accept them on a listener. While as many wait,
+/// new connections are closed. The number of connections that have not ended is limited by
+/// [`crate::Config::max_connections`].
+const MAX_ENDED_IN_BACKLOG: usize = 1024;
+
+/// The handler of a [`super::ThreadedReactor`], see the [module](self).
+pub(super) struct ThreadHandler {
+    link: Weak<ThreadLink>,
+    /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
+    entries: Vec<Option<ConnectionEntry>>, // bound: connections
+    listeners: BTreeMap<ListenerId, ListenerBacklog>, // local: listeners of the program
+    calls: Calls<AnswerSender>,
+}
+
 /// The data that the reactor's thread keeps for a connection that has not ended.
 struct ConnectionEntry {
     id: ConnectionId,
@@ -49,11 +63,6 @@ struct ConnectionEntry {
     closing: bool,
 }
 
-/// The largest number of ended connections that may wait for a task to accept them on a listener. While as many wait,
-/// new connections are closed. The number of connections that have not ended is limited by
-/// [`crate::Config::max_connections`].
-const MAX_ENDED_IN_BACKLOG: usize = 1024;
-
 /// For one listener: the channel to the program's `ThreadedListener`, and the connections in that channel.
 struct ListenerBacklog {
     accepted: mpsc::UnboundedSender<ConnectionParts>,
@@ -73,15 +82,6 @@ impl ListenerBacklog {
         }
         (self.ended.len() < MAX_ENDED_IN_BACKLOG).then(|| self.accepted.clone())
     }
-}
-
-/// The handler of a [`super::ThreadedReactor`], see the [module](self).
-pub(super) struct ThreadHandler {
-    link: Weak<ThreadLink>,
-    /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
-    entries: Vec<Option<ConnectionEntry>>, // bound: connections
-    listeners: BTreeMap<ListenerId, ListenerBacklog>, // local: listeners of the program
-    calls: Calls<AnswerSender>,
 }
 
 impl ConnectionEntry {

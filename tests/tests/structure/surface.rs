@@ -1,11 +1,12 @@
 //! Lists the public items of a crate: types, traits, functions, constants, and the methods of types and traits. Each `pub` item can be
-//! reached from outside the crate, because the lint `unreachable_pub` refuses all others.
+//! reached from outside the crate, because the lint `unreachable_pub` refuses all others. Checks that
+//! the visible items of a file come before the private ones.
 
 use std::collections::BTreeSet;
 
-use syn::{ImplItem, Item, TraitItem, Type, Visibility};
+use syn::{Ident, ImplItem, Item, TraitItem, Type, Visibility};
 
-use super::source::{Source, is_for_tests};
+use super::source::{Module, Source, attributes, is_for_tests};
 
 /// Returns the public items of a crate, sorted. Each is `Type`, `Type::method` or `function`, preceded by the name of its public module at
 /// the root.
@@ -26,6 +27,46 @@ pub(crate) fn items(source: &Source) -> BTreeSet<String> {
         all.extend(found.into_iter().map(|item| top.map_or(item.clone(), |top| format!("{top}::{item}"))));
     }
     all
+}
+
+/// Returns a line for each private type or function that stands before the first visible item of its
+/// file. A reader of a file first sees what it offers.
+pub(crate) fn hidden_before_visible(source: &Source) -> Vec<String> {
+    let hidden_first = |module: &Module| {
+        let items = module.syntax.items.iter().filter(|item| !is_for_tests(attributes(item)));
+        let parts: Vec<_> = items.filter_map(part).collect();
+        let types = |visible: bool| parts.iter().filter(move |part| part.1 == visible);
+        let private: BTreeSet<_> = types(false).map(|part| part.0.to_string()).collect();
+        let is_offered = |part: &Part<'_>| part.1 && !private.contains(&part.0.to_string());
+        let first = parts.iter().position(is_offered).unwrap_or(0);
+        let early = parts[..first].iter().filter(|part| !part.1);
+        let line = |part: &Part<'_>| format!("{}:{}: `{}` is private", module.file, part.0.span().start().line, part.0);
+        early.map(line).collect::<Vec<_>>()
+    };
+    source.modules.values().flat_map(hidden_first).collect()
+}
+
+/// The name of a type or a function, and true if it is visible outside of its file. For an `impl`,
+/// the name of its type, and true if a method is visible.
+type Part<'a> = (&'a Ident, bool);
+
+fn part(item: &Item) -> Option<Part<'_>> {
+    let is_visible = |visibility: &Visibility| !matches!(visibility, Visibility::Inherited);
+    Some(match item {
+        Item::Struct(item) => (&item.ident, is_visible(&item.vis)),
+        Item::Enum(item) => (&item.ident, is_visible(&item.vis)),
+        Item::Union(item) => (&item.ident, is_visible(&item.vis)),
+        Item::Trait(item) => (&item.ident, is_visible(&item.vis)),
+        Item::Fn(item) => (&item.sig.ident, is_visible(&item.vis)),
+        Item::Impl(block) if block.trait_.is_none() => {
+            let Type::Path(of) = &*block.self_ty else { return None };
+            let offered =
+                block.items.iter().any(|item| matches!(item, ImplItem::Fn(method) if is_visible(&method.vis)));
+            // Without a visible method, the block stands where its type stands.
+            (&of.path.segments.last().filter(|_| offered)?.ident, true)
+        }
+        _ => return None,
+    })
 }
 
 const fn is_public(visibility: &Visibility) -> bool {
@@ -126,4 +167,23 @@ fn the_history_ends_with_the_number_of_items() {
     let (lines, last) = history(text);
     assert_eq!((lines.len(), last), (3, Some(3)));
     assert_eq!(list(&lines, &[("reactor", ["a".to_owned(), "b".to_owned()].into())]), text);
+}
+
+#[test]
+fn private_items_before_visible_ones_are_found() {
+    let source = Source::of(&[
+        (
+            "lib.rs",
+            "mod a; mod b; const A: u8 = 1; pub struct One(Inner); struct Inner; impl Inner { pub(crate) fn f() {} } fn help() {}",
+        ),
+        ("a.rs", "fn help() {} struct Inner; impl Inner { pub(super) fn f() {} } pub(crate) fn two() {}"),
+        (
+            "b.rs",
+            "struct Inner; impl std::fmt::Debug for Inner {} #[cfg(test)] fn f() {} impl crate::One { pub(crate) fn g() {} }",
+        ),
+    ]);
+    let found = hidden_before_visible(&source);
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert_eq!(found[0], "src/a.rs:1: `help` is private");
+    assert_eq!(found[2], "src/b.rs:1: `Inner` is private");
 }

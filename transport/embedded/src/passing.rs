@@ -8,22 +8,6 @@ use std::ptr;
 
 use rdma_transport::sockets::set_option;
 
-/// The buffer for the control data of a packet. It has room for more descriptors than a correct peer sends. So the
-/// surplus descriptors of an incorrect peer are received, and can be closed.
-#[repr(C, align(8))]
-struct DescriptorControl([u8; 64]);
-
-fn message(vector: &mut libc::iovec) -> libc::msghdr {
-    // SAFETY: a message header of zeros is valid: it has no address, no vector and no control data.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (vector, 1);
-    message
-}
-
-fn moved(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
 /// Sends one packet, and with it the descriptor `file` if that is `Some`. Never blocks, even if the peer does not
 /// receive.
 ///
@@ -50,6 +34,11 @@ pub fn send_with_descriptor(socket: BorrowedFd<'_>, packet: &[u8], file: Option<
     // SAFETY: the kernel reads the packet and the control data, and writes no memory.
     moved(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }).map(drop)
 }
+
+/// The buffer for the control data of a packet. It has room for more descriptors than a correct peer sends. So the
+/// surplus descriptors of an incorrect peer are received, and can be closed.
+#[repr(C, align(8))]
+struct DescriptorControl([u8; 64]);
 
 /// Receives one packet into `room`. Returns its length and the descriptor that was sent with it, if any. Closes all
 /// further descriptors. A length of 0 means the end of the stream. Does not wait for a packet.
@@ -130,6 +119,17 @@ pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     }
     // SAFETY: all fields are numbers, which the kernel has written. `geteuid` only returns a number.
     unsafe { Ok((credentials.assume_init().uid, libc::geteuid())) }
+}
+
+fn message(vector: &mut libc::iovec) -> libc::msghdr {
+    // SAFETY: a message header of zeros is valid: it has no address, no vector and no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (vector, 1);
+    message
+}
+
+fn moved(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]

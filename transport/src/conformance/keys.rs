@@ -8,37 +8,6 @@ use crate::wr::{RemoteAddress, SendOp};
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const LEN: usize = 4096;
 
-/// Establishes a connection, and registers a region of the passive side. Returns both ends, the part of the memory, the
-/// region, and the address by which the peer names the region.
-fn exposed(
-    harness: &mut Harness,
-    access: Access,
-) -> ([ConnectionEnd; 2], std::ops::Range<usize>, MemoryRegion, RemoteAddress) {
-    let pair = harness.pair();
-    let target = harness.side(PASSIVE).allocate(LEN);
-    let (region, remote) = harness.side(PASSIVE).expose(&target, access);
-    (pair, target, region, remote)
-}
-
-/// Writes to the peer's memory, and reads the bytes back. Afterwards no write is in flight.
-fn write(harness: &mut Harness, end: &ConnectionEnd, remote: RemoteAddress, byte: u8) {
-    let part = harness.side(ACTIVE).allocate_with(&[byte; 64]);
-    harness.post_and_wait(end, SendOp::Write(remote), &part);
-    let sink = harness.side(ACTIVE).allocate(64);
-    harness.post_and_wait(end, SendOp::Read(remote), &sink);
-    assert_eq!(harness.side(ACTIVE).bytes(&sink), [byte; 64]);
-}
-
-/// Posts an operation that the peer must refuse. Checks that neither the peer's memory nor the local memory changes.
-fn refuse(harness: &mut Harness, pair: &[ConnectionEnd; 2], target: &std::ops::Range<usize>, op: SendOp) {
-    let before = harness.side(PASSIVE).bytes(target);
-    let local = harness.side(ACTIVE).allocate_with(&[3; 64]);
-    harness.refused(&pair[0], op, &local);
-    harness.settle();
-    assert!(harness.side(PASSIVE).bytes(target) == before, "{op:?}: the target has changed");
-    assert_eq!(harness.side(ACTIVE).bytes(&local), [3; 64], "{op:?}: the sink has changed");
-}
-
 pub(super) fn a_write_without_the_right_is_refused(harness: &mut Harness) {
     let (pair, target, _, remote) = exposed(harness, Access::REMOTE_READ);
     refuse(harness, &pair, &target, SendOp::Write(remote));
@@ -180,4 +149,35 @@ pub(super) fn a_region_lies_within_its_memory(harness: &mut Harness) {
     assert!(std::sync::Arc::strong_count(&memory) > 1);
     harness.provider(ACTIVE).deregister(region.id).expect("a deregister");
     assert_eq!(std::sync::Arc::strong_count(&memory), 1, "the share of the region is released");
+}
+
+/// Establishes a connection, and registers a region of the passive side. Returns both ends, the part of the memory, the
+/// region, and the address by which the peer names the region.
+fn exposed(
+    harness: &mut Harness,
+    access: Access,
+) -> ([ConnectionEnd; 2], std::ops::Range<usize>, MemoryRegion, RemoteAddress) {
+    let pair = harness.pair();
+    let target = harness.side(PASSIVE).allocate(LEN);
+    let (region, remote) = harness.side(PASSIVE).expose(&target, access);
+    (pair, target, region, remote)
+}
+
+/// Writes to the peer's memory, and reads the bytes back. Afterwards no write is in flight.
+fn write(harness: &mut Harness, end: &ConnectionEnd, remote: RemoteAddress, byte: u8) {
+    let part = harness.side(ACTIVE).allocate_with(&[byte; 64]);
+    harness.post_and_wait(end, SendOp::Write(remote), &part);
+    let sink = harness.side(ACTIVE).allocate(64);
+    harness.post_and_wait(end, SendOp::Read(remote), &sink);
+    assert_eq!(harness.side(ACTIVE).bytes(&sink), [byte; 64]);
+}
+
+/// Posts an operation that the peer must refuse. Checks that neither the peer's memory nor the local memory changes.
+fn refuse(harness: &mut Harness, pair: &[ConnectionEnd; 2], target: &std::ops::Range<usize>, op: SendOp) {
+    let before = harness.side(PASSIVE).bytes(target);
+    let local = harness.side(ACTIVE).allocate_with(&[3; 64]);
+    harness.refused(&pair[0], op, &local);
+    harness.settle();
+    assert!(harness.side(PASSIVE).bytes(target) == before, "{op:?}: the target has changed");
+    assert_eq!(harness.side(ACTIVE).bytes(&local), [3; 64], "{op:?}: the sink has changed");
 }

@@ -8,11 +8,6 @@ use crate::wr::{RemoteAddress, SendFlags, SendOp};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Returns test data: bytes that depend on their position and on `seed`.
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len).map(|at| ((at ^ (seed * 41)) as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect()
-}
-
 /// A Read returns the bytes of an earlier Write. Neither operation changes memory outside its range.
 pub(super) fn writes_and_reads_have_any_length(harness: &mut Harness) {
     const MOST: usize = 64 << 10;
@@ -144,4 +139,9 @@ pub(super) fn extensions_need_an_agreement(harness: &mut Harness) {
     assert!(result.is_err_and(|error| error.posted == 0 && matches!(error.error, TransportError::Unsupported { .. })));
     harness.enable_extensions(&pair);
     harness.post_and_wait(&active, chain[0].0, &part);
+}
+
+/// Returns test data: bytes that depend on their position and on `seed`.
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at ^ (seed * 41)) as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect()
 }

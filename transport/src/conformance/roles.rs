@@ -20,34 +20,6 @@ use crate::wr::{RemoteAddress, SendFlags, SendOp};
 /// The number of receives of a shared receive queue.
 const SHARED: usize = 8;
 
-fn shared(harness: &mut Harness) -> (SrqId, Spec) {
-    let device = harness.side(PASSIVE).device;
-    let role = harness.provider(PASSIVE).shared_receives().expect("the role");
-    let srq = role.create_srq(device, &SrqAttr::new(SHARED as u32)).expect("a shared queue");
-    let cq = harness.create_cq(PASSIVE, 8 * DEPTH);
-    (srq, Spec { srq: Some(srq), cq: Some(cq), ..Spec::default() })
-}
-
-fn fill(harness: &mut Harness, end: &ConnectionEnd) {
-    let ranges: Vec<_> = (0..SHARED).map(|_| harness.side(PASSIVE).allocate(SLOT)).collect();
-    harness.post_recvs(end, &ranges).expect("room for all of them");
-}
-
-/// Destroys the connections, and then the shared queue. Checks that the shared queue cannot be destroyed before its
-/// connections.
-fn end_sharing(harness: &mut Harness, pairs: &[[ConnectionEnd; 2]], srq: SrqId) {
-    let destroy =
-        |harness: &mut Harness| harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq);
-    let used = destroy(harness);
-    assert!(matches!(used, Err(TransportError::InvalidState { .. })), "{used:?}");
-    for [active, passive] in pairs {
-        harness.destroy(active);
-        harness.destroy(passive);
-    }
-    destroy(harness).expect("a shared queue that nothing uses");
-    assert!(matches!(destroy(harness), Err(TransportError::Stale { .. })));
-}
-
 /// A message consumes a shared receive. The completion names the queue pair that received the message. The entry of the
 /// shared queue is free after the completion was polled.
 pub(super) fn connections_share_receives(harness: &mut Harness) {
@@ -488,4 +460,32 @@ pub(super) fn a_direct_region_is_used_by_its_peer(harness: &mut Harness) {
     assert!(harness.side(ACTIVE).bytes(&(sink.start + 8..sink.end)) == bytes[8..]);
     harness.provider(PASSIVE).deregister(region.id).expect("a region that is there");
     harness.refused(&active, SendOp::Read(start), &sink);
+}
+
+fn shared(harness: &mut Harness) -> (SrqId, Spec) {
+    let device = harness.side(PASSIVE).device;
+    let role = harness.provider(PASSIVE).shared_receives().expect("the role");
+    let srq = role.create_srq(device, &SrqAttr::new(SHARED as u32)).expect("a shared queue");
+    let cq = harness.create_cq(PASSIVE, 8 * DEPTH);
+    (srq, Spec { srq: Some(srq), cq: Some(cq), ..Spec::default() })
+}
+
+fn fill(harness: &mut Harness, end: &ConnectionEnd) {
+    let ranges: Vec<_> = (0..SHARED).map(|_| harness.side(PASSIVE).allocate(SLOT)).collect();
+    harness.post_recvs(end, &ranges).expect("room for all of them");
+}
+
+/// Destroys the connections, and then the shared queue. Checks that the shared queue cannot be destroyed before its
+/// connections.
+fn end_sharing(harness: &mut Harness, pairs: &[[ConnectionEnd; 2]], srq: SrqId) {
+    let destroy =
+        |harness: &mut Harness| harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq);
+    let used = destroy(harness);
+    assert!(matches!(used, Err(TransportError::InvalidState { .. })), "{used:?}");
+    for [active, passive] in pairs {
+        harness.destroy(active);
+        harness.destroy(passive);
+    }
+    destroy(harness).expect("a shared queue that nothing uses");
+    assert!(matches!(destroy(harness), Err(TransportError::Stale { .. })));
 }

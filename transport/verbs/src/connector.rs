@@ -39,17 +39,17 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_secs(1);
 const STACK: usize = 256 * 1024;
 
-#[derive(Debug)]
-enum Job {
-    Connect { key: Key, id: Arc<RawId>, offer: ConnectOffer },
-    Release(Arc<RawId>),
-}
-
 /// A connect call that has failed.
 #[derive(Debug)]
 pub(super) struct FailedConnect {
     pub(super) key: Key,
     pub(super) error: io::Error,
+}
+
+#[derive(Debug)]
+enum Job {
+    Connect { key: Key, id: Arc<RawId>, offer: ConnectOffer },
+    Release(Arc<RawId>),
 }
 
 #[derive(Debug, Default)]

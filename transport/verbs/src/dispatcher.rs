@@ -19,6 +19,16 @@ const MAX_QUEUED: usize = 1000;
 /// The maximum number of events that one call reads from the system.
 const MAX_READS: usize = 64;
 
+static SUBSCRIBERS: Mutex<Subscribers> = Mutex::new(Subscribers { list: Vec::new(), next_number: 0 });
+
+/// A provider's subscription to the events of one context.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    context: usize,
+    number: u64,
+    wake: Arc<OwnedFd>,
+}
+
 #[derive(Debug)]
 struct Subscriber {
     context: usize,
@@ -31,24 +41,6 @@ struct Subscriber {
 struct Subscribers {
     list: Vec<Subscriber>, // local: providers of the process
     next_number: u64,
-}
-
-static SUBSCRIBERS: Mutex<Subscribers> = Mutex::new(Subscribers { list: Vec::new(), next_number: 0 });
-
-fn subscribers() -> MutexGuard<'static, Subscribers> {
-    // No code panics while it holds the lock, so a poisoned lock needs no check.
-    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns a number that is larger the more harm the loss of an event does. Nothing else reports that a device, a completion queue or a
-/// shared receive queue has failed. An event of a queue pair often belongs to another provider. Other signs, or a time limit, follow for
-/// an event that is not a failure of the queue pair.
-const fn rank(event: &RawAsyncEvent) -> u8 {
-    match event {
-        RawAsyncEvent::DeviceFatal | RawAsyncEvent::CqError(_) | RawAsyncEvent::SrqError(_) => 2,
-        RawAsyncEvent::Port(_) | RawAsyncEvent::Qp { kind: QpEvent::Failed(_), .. } => 1,
-        RawAsyncEvent::Qp { .. } | RawAsyncEvent::Other(_) => 0,
-    }
 }
 
 impl Subscriber {
@@ -68,24 +60,6 @@ impl Subscribers {
     fn pop(&mut self, number: u64) -> Option<RawAsyncEvent> {
         self.list.iter_mut().find(|subscriber| subscriber.number == number)?.queue.pop_front()
     }
-}
-
-/// Signals an eventfd, which makes an edge for epoll. Each write makes an edge, even if the eventfd is never read.
-fn signal(wake: &OwnedFd) {
-    let one = 1_u64;
-    // SAFETY: the call reads the eight bytes of a number, and writes to an open descriptor.
-    let rc = unsafe { libc::write(wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
-    if rc < 0 {
-        local_log!(Warn, "an event of a device may be noticed late: {}", io::Error::last_os_error());
-    }
-}
-
-/// A provider's subscription to the events of one context.
-#[derive(Debug)]
-pub(super) struct Subscription {
-    context: usize,
-    number: u64,
-    wake: Arc<OwnedFd>,
 }
 
 impl Subscription {
@@ -149,6 +123,32 @@ impl Subscription {
         let mut all = subscribers();
         all.list.retain(|subscriber| subscriber.number != self.number);
         !all.list.iter().any(|subscriber| subscriber.context == self.context)
+    }
+}
+
+fn subscribers() -> MutexGuard<'static, Subscribers> {
+    // No code panics while it holds the lock, so a poisoned lock needs no check.
+    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a number that is larger the more harm the loss of an event does. Nothing else reports that a device, a completion queue or a
+/// shared receive queue has failed. An event of a queue pair often belongs to another provider. Other signs, or a time limit, follow for
+/// an event that is not a failure of the queue pair.
+const fn rank(event: &RawAsyncEvent) -> u8 {
+    match event {
+        RawAsyncEvent::DeviceFatal | RawAsyncEvent::CqError(_) | RawAsyncEvent::SrqError(_) => 2,
+        RawAsyncEvent::Port(_) | RawAsyncEvent::Qp { kind: QpEvent::Failed(_), .. } => 1,
+        RawAsyncEvent::Qp { .. } | RawAsyncEvent::Other(_) => 0,
+    }
+}
+
+/// Signals an eventfd, which makes an edge for epoll. Each write makes an edge, even if the eventfd is never read.
+fn signal(wake: &OwnedFd) {
+    let one = 1_u64;
+    // SAFETY: the call reads the eight bytes of a number, and writes to an open descriptor.
+    let rc = unsafe { libc::write(wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    if rc < 0 {
+        local_log!(Warn, "an event of a device may be noticed late: {}", io::Error::last_os_error());
     }
 }
 

@@ -24,6 +24,12 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 /// that the first provider has chosen, another port is tried.
 const PORTS: usize = 4;
 
+/// The listeners of the reactor.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    all: Slab<ListenerEntry>, // local: listeners of the program
+}
+
 /// A listener of the reactor.
 #[derive(Debug)]
 struct ListenerEntry {
@@ -33,12 +39,6 @@ struct ListenerEntry {
     /// The address that the listener uses, with the actual port.
     address: SocketAddr,
     options: ListenOptions,
-}
-
-/// The listeners of the reactor.
-#[derive(Debug, Default)]
-pub(crate) struct Listeners {
-    all: Slab<ListenerEntry>, // local: listeners of the program
 }
 
 impl Listeners {

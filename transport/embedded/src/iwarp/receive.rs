@@ -28,27 +28,6 @@ use rdma_transport::wc::WcStatus;
 /// If at least this number of octets of a payload is still to arrive, these octets are received directly into their destination.
 pub(crate) const DIRECT_MIN: usize = 4096;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FpduPhase {
-    Header,
-    Payload,
-    Trailer,
-}
-
-/// The FPDU that is arriving.
-#[derive(Clone, Copy, Debug)]
-struct CurrentSegment {
-    header: SegmentHeader,
-    /// `done` is the number of payload octets that have arrived, and `left` is the number of payload octets that are still to arrive. `pad`
-    /// is the number of pad octets behind the payload.
-    done: usize,
-    left: usize,
-    pad: usize,
-    read: Option<ReadRequest>,
-    /// True if the region of the payload was revoked while the FPDU arrived.
-    revoked: bool,
-}
-
 #[derive(Debug)]
 pub(crate) struct Receiver {
     crc: bool,
@@ -74,6 +53,27 @@ pub(crate) struct Receiver {
     seen: bool,
     /// The number of FPDUs whose header has arrived, modulo 2^32.
     fpdus: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FpduPhase {
+    Header,
+    Payload,
+    Trailer,
+}
+
+/// The FPDU that is arriving.
+#[derive(Clone, Copy, Debug)]
+struct CurrentSegment {
+    header: SegmentHeader,
+    /// `done` is the number of payload octets that have arrived, and `left` is the number of payload octets that are still to arrive. `pad`
+    /// is the number of pad octets behind the payload.
+    done: usize,
+    left: usize,
+    pad: usize,
+    read: Option<ReadRequest>,
+    /// True if the region of the payload was revoked while the FPDU arrived.
+    revoked: bool,
 }
 
 impl Receiver {

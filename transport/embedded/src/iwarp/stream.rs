@@ -31,6 +31,23 @@ const MAX_CONTROL: usize = 128 * 1024;
 /// The largest number of pieces that one FPDU adds: a header, the scatter-gather entries of a work request, and a trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 
+/// The table of regions, and the key of the connection. The peer of this connection accesses the regions.
+pub(crate) type Regions<'a> = (&'a KeyTable, Key);
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    crc: bool,
+    markers: bool,
+    control: Vec<u8>, // bound: frames
+    /// A buffer for an FPDU into which markers are to be inserted.
+    plain: Vec<u8>, // bound: frames
+    pieces: VecDeque<Piece>, // bound: frames
+    /// TCP has accepted this number of bytes of the first piece.
+    head: usize,
+    framed: u64,
+    sent: u64,
+}
+
 /// A contiguous piece of the outgoing bytes.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
@@ -47,9 +64,6 @@ enum Piece {
     },
 }
 
-/// The table of regions, and the key of the connection. The peer of this connection accesses the regions.
-pub(crate) type Regions<'a> = (&'a KeyTable, Key);
-
 impl Piece {
     fn len(&self) -> usize {
         match self {
@@ -58,20 +72,6 @@ impl Piece {
             Self::Region { len, .. } => *len,
         }
     }
-}
-
-#[derive(Debug)]
-pub(crate) struct Stream {
-    crc: bool,
-    markers: bool,
-    control: Vec<u8>, // bound: frames
-    /// A buffer for an FPDU into which markers are to be inserted.
-    plain: Vec<u8>, // bound: frames
-    pieces: VecDeque<Piece>, // bound: frames
-    /// TCP has accepted this number of bytes of the first piece.
-    head: usize,
-    framed: u64,
-    sent: u64,
 }
 
 impl Stream {

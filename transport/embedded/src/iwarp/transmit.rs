@@ -38,22 +38,6 @@ const MIN_SEGMENT: usize = 128;
 /// The number of bytes after which one connection stops sending, so that other connections are served.
 const BUDGET: u64 = 4 << 20;
 
-/// Returns the opcode of the work request's segments.
-#[inline]
-fn opcode_of(wr: &SendWr) -> Opcode {
-    match (wr.op, wr.flags.contains(SendFlags::SOLICITED)) {
-        (SendOp::Send, false) => Opcode::Send,
-        (SendOp::Send, true) => Opcode::SendSolicited,
-        (SendOp::SendInvalidate(_), false) => Opcode::SendInvalidate,
-        (SendOp::SendInvalidate(_), true) => Opcode::SendSolicitedInvalidate,
-        (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
-        (SendOp::Read(_), _) => Opcode::ReadRequest,
-        (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => Opcode::AtomicRequest,
-        // These operations are never queued: posting them fails.
-        (SendOp::SendWithImmediate(_) | SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..), _) => Opcode::Send,
-    }
-}
-
 /// The result of [`Transmitter::transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
@@ -568,4 +552,20 @@ fn write_header(remote: &RemoteAddress, len: usize) -> [u8; TAGGED_FPDU_HEADER_L
 
 fn request_header(opcode: Opcode, msn: u32) -> Untagged {
     Untagged { last: true, opcode, reserved_or_stag: 0, queue: READ_REQUEST_QUEUE, msn, offset: 0 }
+}
+
+/// Returns the opcode of the work request's segments.
+#[inline]
+fn opcode_of(wr: &SendWr) -> Opcode {
+    match (wr.op, wr.flags.contains(SendFlags::SOLICITED)) {
+        (SendOp::Send, false) => Opcode::Send,
+        (SendOp::Send, true) => Opcode::SendSolicited,
+        (SendOp::SendInvalidate(_), false) => Opcode::SendInvalidate,
+        (SendOp::SendInvalidate(_), true) => Opcode::SendSolicitedInvalidate,
+        (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
+        (SendOp::Read(_), _) => Opcode::ReadRequest,
+        (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => Opcode::AtomicRequest,
+        // These operations are never queued: posting them fails.
+        (SendOp::SendWithImmediate(_) | SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..), _) => Opcode::Send,
+    }
 }

@@ -13,15 +13,6 @@ use rdma_transport::sockets::Interface;
 /// The hop limit of datagrams to a multicast group. With this limit, no router forwards such a datagram.
 const GROUP_HOPS: u32 = 1;
 
-fn open(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    packets::prepare_for_packets(socket.as_fd(), address)?;
-    Ok(socket)
-}
-
 /// Opens a socket bound to an address of this host. Datagrams from this socket to a multicast group leave through the interface with this
 /// address.
 pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
@@ -76,6 +67,15 @@ pub(super) fn source(mut peer: SocketAddr) -> io::Result<IpAddr> {
     peer.set_port(peer.port().max(1));
     socket.connect(peer)?;
     Ok(socket.local_addr()?.ip())
+}
+
+fn open(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    packets::prepare_for_packets(socket.as_fd(), address)?;
+    Ok(socket)
 }
 
 #[cfg(test)]

@@ -23,75 +23,8 @@ const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 /// The number of octets in an IPv4 header that follow its identification.
 const BEHIND_IDENTIFICATION: usize = 14;
 
-/// Writes the octets that the ICRC covers in addition to the packet: 8 octets of ones, the IP header and the UDP header. Writes them to the
-/// end of `head`, and returns their number. `len` is the length of the packet with its ICRC.
-fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize) -> usize {
-    let udp_len = (len + 8) as u16;
-    *head = [0xff; HEADROOM];
-    let udp = [from.port(), to.port(), udp_len, 0xffff];
-    for (to, field) in head[HEADROOM - 8..].chunks_exact_mut(2).zip(udp) {
-        to.copy_from_slice(&field.to_be_bytes());
-    }
-    match (from.ip(), to.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let ip = &mut head[HEADROOM - 28..HEADROOM - 8];
-            ip.copy_from_slice(&ipv4(from, to, udp_len));
-            // Routers change the type of service, the time to live and the checksum. The ICRC is computed with all bits of these fields
-            // set.
-            (ip[1], ip[8]) = (0xff, 0xff);
-            ip[10..12].fill(0xff);
-            8 + 20 + 8
-        }
-        (from, to) => {
-            let ip = &mut head[HEADROOM - 48..HEADROOM - 8];
-            ip.copy_from_slice(&ipv6(mapped(from), mapped(to), udp_len));
-            // Routers change the traffic class, the flow label and the hop limit. The ICRC is computed with all bits of these fields set.
-            ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
-            ip[7] = 0xff;
-            8 + 40 + 8
-        }
-    }
-}
-
 /// The hop limit in a route header. The value is made up, because a socket does not expose the hop limit of the received packet.
 const HOPS: u8 = 64;
-
-fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp_len: u16) -> [u8; 20] {
-    let mut header = [0; 20];
-    header[0] = VERSION_4;
-    header[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
-    header[6..8].copy_from_slice(&DONT_FRAGMENT);
-    (header[8], header[9]) = (HOPS, UDP);
-    header[12..16].copy_from_slice(&from.octets());
-    header[16..].copy_from_slice(&to.octets());
-    let sum: u32 = header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
-    header[10..12].copy_from_slice(&sum.to_be_bytes());
-    header
-}
-
-fn ipv6(from: Ipv6Addr, to: Ipv6Addr, udp_len: u16) -> [u8; 40] {
-    let mut header = [0; 40];
-    header[0] = 0x60;
-    header[4..6].copy_from_slice(&udp_len.to_be_bytes());
-    (header[6], header[7]) = (UDP, HOPS);
-    header[8..24].copy_from_slice(&from.octets());
-    header[24..].copy_from_slice(&to.octets());
-    header
-}
-
-/// Computes the ICRC of the packet that begins at [`HEADROOM`] of `buffer`. `len` is the length of the packet without its ICRC. Overwrites
-/// the octets in front of the packet, but does not change the packet.
-fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
-    let Some((head, packet)) = buffer.split_first_chunk_mut() else { return 0 };
-    let covered = cover(head, from, to, len + icrc::LEN);
-    let Some(variant) = packet.get_mut(VARIANT) else { return 0 };
-    let kept = std::mem::replace(variant, 0xff);
-    let crc = icrc::of(&buffer[HEADROOM - covered..HEADROOM + len]);
-    buffer[HEADROOM + VARIANT] = kept;
-    crc
-}
 
 /// Appends the ICRC to the packet that begins at [`HEADROOM`] of `buffer`. `len` is the length of the packet without its ICRC. Returns the
 /// range of the packet and its ICRC in `buffer`.
@@ -137,6 +70,73 @@ pub(crate) fn parties(header: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
         (_, 4) => Some((v4(32)?, v4(36)?)),
         _ => None,
     }
+}
+
+/// Writes the octets that the ICRC covers in addition to the packet: 8 octets of ones, the IP header and the UDP header. Writes them to the
+/// end of `head`, and returns their number. `len` is the length of the packet with its ICRC.
+fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize) -> usize {
+    let udp_len = (len + 8) as u16;
+    *head = [0xff; HEADROOM];
+    let udp = [from.port(), to.port(), udp_len, 0xffff];
+    for (to, field) in head[HEADROOM - 8..].chunks_exact_mut(2).zip(udp) {
+        to.copy_from_slice(&field.to_be_bytes());
+    }
+    match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let ip = &mut head[HEADROOM - 28..HEADROOM - 8];
+            ip.copy_from_slice(&ipv4(from, to, udp_len));
+            // Routers change the type of service, the time to live and the checksum. The ICRC is computed with all bits of these fields
+            // set.
+            (ip[1], ip[8]) = (0xff, 0xff);
+            ip[10..12].fill(0xff);
+            8 + 20 + 8
+        }
+        (from, to) => {
+            let ip = &mut head[HEADROOM - 48..HEADROOM - 8];
+            ip.copy_from_slice(&ipv6(mapped(from), mapped(to), udp_len));
+            // Routers change the traffic class, the flow label and the hop limit. The ICRC is computed with all bits of these fields set.
+            ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
+            ip[7] = 0xff;
+            8 + 40 + 8
+        }
+    }
+}
+
+fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp_len: u16) -> [u8; 20] {
+    let mut header = [0; 20];
+    header[0] = VERSION_4;
+    header[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+    header[6..8].copy_from_slice(&DONT_FRAGMENT);
+    (header[8], header[9]) = (HOPS, UDP);
+    header[12..16].copy_from_slice(&from.octets());
+    header[16..].copy_from_slice(&to.octets());
+    let sum: u32 = header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    header
+}
+
+fn ipv6(from: Ipv6Addr, to: Ipv6Addr, udp_len: u16) -> [u8; 40] {
+    let mut header = [0; 40];
+    header[0] = 0x60;
+    header[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    (header[6], header[7]) = (UDP, HOPS);
+    header[8..24].copy_from_slice(&from.octets());
+    header[24..].copy_from_slice(&to.octets());
+    header
+}
+
+/// Computes the ICRC of the packet that begins at [`HEADROOM`] of `buffer`. `len` is the length of the packet without its ICRC. Overwrites
+/// the octets in front of the packet, but does not change the packet.
+fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
+    let Some((head, packet)) = buffer.split_first_chunk_mut() else { return 0 };
+    let covered = cover(head, from, to, len + icrc::LEN);
+    let Some(variant) = packet.get_mut(VARIANT) else { return 0 };
+    let kept = std::mem::replace(variant, 0xff);
+    let crc = icrc::of(&buffer[HEADROOM - covered..HEADROOM + len]);
+    buffer[HEADROOM + VARIANT] = kept;
+    crc
 }
 
 #[cfg(test)]

@@ -30,20 +30,6 @@ const BACK: [u32; 14] = {
     table
 };
 
-/// Returns the product of two polynomials, modulo the polynomial of the CRC.
-const fn multiply(one: u32, mut other: u32) -> u32 {
-    let mut product = 0;
-    let mut bit = 32;
-    while bit > 0 {
-        bit -= 1;
-        if one >> bit & 1 == 1 {
-            product ^= other;
-        }
-        other = if other & 1 == 1 { other >> 1 ^ POLYNOMIAL } else { other >> 1 };
-    }
-    product
-}
-
 /// Returns the CRC of `octets`. The caller has set the fields that routers may change to ones, as the standard requires.
 pub(crate) fn of(octets: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(octets)
@@ -63,6 +49,20 @@ pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
     // the difference.
     let explained = octets < 1 << BACK.len() && register >> 16 == 0;
     explained.then_some((register as u16).swap_bytes())
+}
+
+/// Returns the product of two polynomials, modulo the polynomial of the CRC.
+const fn multiply(one: u32, mut other: u32) -> u32 {
+    let mut product = 0;
+    let mut bit = 32;
+    while bit > 0 {
+        bit -= 1;
+        if one >> bit & 1 == 1 {
+            product ^= other;
+        }
+        other = if other & 1 == 1 { other >> 1 ^ POLYNOMIAL } else { other >> 1 };
+    }
+    product
 }
 
 #[cfg(test)]

@@ -20,6 +20,14 @@ use rdma_transport::slab::Slab;
 use rdma_transport::wc::WcOpcode;
 use rdma_transport::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
+/// The metadata of a received datagram: its route header, its immediate data and its source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) route: [u8; GRH_LEN],
+    pub(crate) immediate: Option<u32>,
+    pub(crate) source: DatagramSource,
+}
+
 /// A posted datagram that is not sent yet.
 #[derive(Debug)]
 struct Sending {
@@ -28,14 +36,6 @@ struct Sending {
     header: DatagramHeader,
     /// The copied payload of an inline send. `None` until the send has to wait for a writable socket.
     copy: Option<Box<[u8]>>,
-}
-
-/// The metadata of a received datagram: its route header, its immediate data and its source.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    pub(crate) route: [u8; GRH_LEN],
-    pub(crate) immediate: Option<u32>,
-    pub(crate) source: DatagramSource,
 }
 
 /// A datagram queue pair.

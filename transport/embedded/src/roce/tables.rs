@@ -9,15 +9,6 @@ use super::port::{PortKind, UdpPort};
 use crate::packets::Packets;
 use rdma_transport::slab::{Key, Slab};
 
-/// Returns the IP address in a socket address, and its scope: the index of the network interface of a link-local address, and 0 for other
-/// addresses.
-fn host(address: SocketAddr) -> (IpAddr, u32) {
-    match address {
-        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (address.ip(), v6.scope_id()),
-        _ => (address.ip(), 0),
-    }
-}
-
 /// The tables that all connection-manager ids for datagrams of a provider share.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
@@ -81,5 +72,14 @@ impl Tables {
                 self.ready.push_back(key);
             }
         }
+    }
+}
+
+/// Returns the IP address in a socket address, and its scope: the index of the network interface of a link-local address, and 0 for other
+/// addresses.
+fn host(address: SocketAddr) -> (IpAddr, u32) {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (address.ip(), v6.scope_id()),
+        _ => (address.ip(), 0),
     }
 }

@@ -7,6 +7,19 @@ use rdma_transport::provider::CqId;
 use rdma_transport::slab::Slab;
 use rdma_transport::wc::WorkCompletion;
 
+/// All completion queues of a provider. They are used by one thread.
+#[derive(Debug, Default)]
+pub struct CompletionQueues {
+    queues: Slab<CompletionQueue>, // bound: completions
+    events: VecDeque<CqId>,        // bound: completions
+    /// True if a queue has raised an event since the last call of [`CompletionQueues::take_edge`].
+    edge: bool,
+    /// The number of completions that were ever added to any queue, modulo 2^32.
+    pushed: u32,
+    /// The number of armed queues.
+    armed: usize,
+}
+
 #[derive(Debug)]
 struct CompletionQueue {
     /// The completions in order. The first `polled` of them have been returned by [`CompletionQueues::poll`] and are removed later.
@@ -19,19 +32,6 @@ struct CompletionQueue {
     /// The number of work queues that complete on this queue. While this number is not 0, the completion queue cannot be destroyed.
     users: usize,
     armed: bool,
-}
-
-/// All completion queues of a provider. They are used by one thread.
-#[derive(Debug, Default)]
-pub struct CompletionQueues {
-    queues: Slab<CompletionQueue>, // bound: completions
-    events: VecDeque<CqId>,        // bound: completions
-    /// True if a queue has raised an event since the last call of [`CompletionQueues::take_edge`].
-    edge: bool,
-    /// The number of completions that were ever added to any queue, modulo 2^32.
-    pushed: u32,
-    /// The number of armed queues.
-    armed: usize,
 }
 
 /// A new queue allocates memory for at most this number of entries. The memory grows when more completions are in the queue.

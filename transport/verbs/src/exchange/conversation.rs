@@ -14,6 +14,23 @@
 
 use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Violation};
 
+/// An event that a message from the peer causes. The boxed bytes are the private data of the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ConversationEvent {
+    /// The peer requests a connection with a queue pair that has these attributes.
+    Requested(Endpoint, Box<[u8]>),
+    /// The peer accepts with a queue pair that has these attributes.
+    Accepted(Endpoint, Box<[u8]>),
+    /// The peer refuses for this reason.
+    Refused(ExchangeRefusal, Box<[u8]>),
+    /// The peer has sent Ready: its queue pair can send and receive.
+    Ready,
+    /// The peer has disconnected.
+    Goodbye,
+    /// The peer has sent an invalid message, or a message that is not allowed in the current state. The conversation has ended.
+    Violated(Violation),
+}
+
 /// The state of a conversation. It follows from the last message that was sent or received, except a sent Goodbye, which does not
 /// change the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,23 +51,6 @@ enum ConversationState {
     Established,
     /// The conversation has ended. Later input is not read.
     Closed,
-}
-
-/// An event that a message from the peer causes. The boxed bytes are the private data of the message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ConversationEvent {
-    /// The peer requests a connection with a queue pair that has these attributes.
-    Requested(Endpoint, Box<[u8]>),
-    /// The peer accepts with a queue pair that has these attributes.
-    Accepted(Endpoint, Box<[u8]>),
-    /// The peer refuses for this reason.
-    Refused(ExchangeRefusal, Box<[u8]>),
-    /// The peer has sent Ready: its queue pair can send and receive.
-    Ready,
-    /// The peer has disconnected.
-    Goodbye,
-    /// The peer has sent an invalid message, or a message that is not allowed in the current state. The conversation has ended.
-    Violated(Violation),
 }
 
 /// The state machine of one side of a connection. It uses no socket: the caller moves the bytes.
