@@ -79,7 +79,6 @@ pub const EMBEDDED: Real = Real {
     missing: &[
         Need::SendWithImmediate,
         Need::OffLoopRegistration,
-        Need::Paths,
         Need::Adapter,
         Need::DeviceEvents,
         Need::SharedMemory,
@@ -99,7 +98,7 @@ fn shared() -> IwarpConfig {
 /// The embedded provider with connections in shared memory.
 pub const SHARED: Real = Real {
     providers: |sides| (0..sides).map(|_| Box::new(embedded_with(shared())) as _).collect(),
-    missing: &[Need::SendWithImmediate, Need::OffLoopRegistration, Need::Paths, Need::Adapter, Need::DeviceEvents],
+    missing: &[Need::SendWithImmediate, Need::OffLoopRegistration, Need::Adapter, Need::DeviceEvents],
     ..EMBEDDED
 };
 
@@ -110,7 +109,7 @@ pub const FORWARD: Real = Real {
         let forward = |_| Box::new(Forward::gated(Box::new(embedded_with(extended())), Gate::default())) as _;
         (0..sides).map(forward).collect()
     },
-    missing: &[Need::SendWithImmediate, Need::OffLoopRegistration, Need::Paths, Need::Handover, Need::SharedMemory],
+    missing: &[Need::SendWithImmediate, Need::OffLoopRegistration, Need::Handover, Need::SharedMemory],
     ..EMBEDDED
 };
 
@@ -164,7 +163,6 @@ pub const NULL: Real = Real {
         Need::Extensions,
         Need::Handover,
         Need::OffLoopRegistration,
-        Need::Paths,
         Need::Adapter,
         Need::DeviceEvents,
         Need::ImmediateSends,
@@ -193,7 +191,6 @@ pub const IN_PROCESS: Real = Real {
         Need::Extensions,
         Need::Handover,
         Need::OffLoopRegistration,
-        Need::Paths,
         Need::Adapter,
         Need::DeviceEvents,
         Need::ImmediateSends,
@@ -325,7 +322,6 @@ pub const fn hardware(seed: u64) -> Virtual<HardwareOptions> {
             Need::SharedReceives,
             Need::Handover,
             Need::OffLoopRegistration,
-            Need::Paths,
             Need::Adapter,
             Need::DeviceEvents,
             Need::ImmediateSends,
@@ -346,7 +342,6 @@ pub const fn mutant(defect: Defect) -> Virtual<Defect> {
             Need::SendWithImmediate,
             Need::Handover,
             Need::OffLoopRegistration,
-            Need::Paths,
             Need::Adapter,
             Need::DeviceEvents,
             Need::SharedMemory,

@@ -20,7 +20,7 @@ use rdma_reactor::transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Dri
 use rdma_reactor::transport::qp::{QpAttr, QpId, SrqId};
 use rdma_reactor::transport::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_reactor::transport::slab::Key;
 use rdma_reactor::transport::srq::SrqAttr;
@@ -511,9 +511,6 @@ unsafe impl Provider for Forward {
     }
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
         self.inner.datagrams()
-    }
-    fn paths(&self) -> Option<&dyn Paths> {
-        None
     }
     fn adapter(&self) -> Option<&dyn Adapter> {
         Some(self)

@@ -492,7 +492,6 @@ unsafe impl Provider for Loopback {
     fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> { None }
     fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> { None }
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> { None }
-    fn paths(&self) -> Option<&dyn Paths> { None }
     fn adapter(&self) -> Option<&dyn Adapter> { None }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { None }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { None }

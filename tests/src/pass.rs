@@ -52,7 +52,6 @@ unsafe impl<P: Provider> Provider for Pass<P> {
     fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> { self.0.off_loop_registration() }
     fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> { self.0.foreign_memory() }
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> { self.0.datagrams() }
-    fn paths(&self) -> Option<&dyn Paths> { self.0.paths() }
     fn adapter(&self) -> Option<&dyn Adapter> { self.0.adapter() }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { self.0.immediate_sends() }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { self.0.shared_memory() }

@@ -69,7 +69,6 @@ pub use mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 pub use provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 pub use qp::{QpAttr, QpId, SrqId};
 pub use registrar::{Registrar, Registration};
-pub use roles::PathState;
 pub use srq::SrqAttr;
 pub use station::Station;
 pub use wc::{Failure, WcOpcode, WcStatus, WorkCompletion};

@@ -67,7 +67,7 @@ use crate::mr::{Access, MemoryRegion};
 use crate::qp::QpAttr;
 use crate::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
 };
 use crate::wc::WorkCompletion;
 pub use crate::wr::{PostError, Posted};
@@ -347,9 +347,6 @@ pub unsafe trait Provider: Send + fmt::Debug {
 
     /// Returns the role of unreliable datagrams.
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams>;
-
-    /// Returns the role that reports the path attributes of queue pairs.
-    fn paths(&self) -> Option<&dyn Paths>;
 
     /// Returns the role that reports the failures of completion queues on RDMA devices.
     fn adapter(&self) -> Option<&dyn Adapter>;

@@ -276,36 +276,6 @@ pub trait ImmediateSends {
     fn ring(&mut self, qp: QpId) -> Posted;
 }
 
-/// The path attributes of a queue pair (`ibv_query_qp`(3)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathState {
-    /// The port of the device, from 1.
-    pub port: u8,
-    /// The path MTU: the largest payload of a packet, in bytes. 0 if the device does not report it.
-    pub mtu: u32,
-    /// The type of service of every packet. Its upper six bits are the DSCP.
-    pub type_of_service: u8,
-    /// The ack timeout, as a code ([`PathOptions::ack_timeout`](crate::PathOptions::ack_timeout)).
-    pub ack_timeout: u8,
-    /// The number of times that the device retransmits an unanswered request before the connection fails.
-    pub retry_count: u8,
-    /// The number of times that the device retransmits a message for which the peer had no receive posted. The peer sets this number. 7
-    /// means no limit.
-    pub rnr_retry_count: u8,
-    /// The receiver-not-ready timer, as a code ([`Retries::min_rnr_timer`](crate::Retries::min_rnr_timer)).
-    pub min_rnr_timer: u8,
-    /// The number of RDMA Reads that the peer may have outstanding at this queue pair.
-    pub responder_resources: u8,
-    /// The number of RDMA Reads that this queue pair may have outstanding at the peer.
-    pub initiator_depth: u8,
-}
-
-/// The role that reports the path attributes of queue pairs.
-pub trait Paths {
-    /// Returns the path attributes that the device uses for a connection.
-    fn path_of(&self, qp: QpId) -> Result<PathState>;
-}
-
 /// The role that reports the failures of completion queues on RDMA devices.
 pub trait Adapter {
     /// Returns true if a completion queue has failed, for example because it overran. A failed queue receives no more completions, and the

@@ -24,7 +24,7 @@ use rdma_transport::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostErro
 use rdma_transport::qp::{QpAttr, QpId};
 use rdma_transport::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_transport::slab::Key;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
@@ -664,10 +664,6 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     }
 
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        None
-    }
-
-    fn paths(&self) -> Option<&dyn Paths> {
         None
     }
 

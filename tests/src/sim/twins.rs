@@ -21,7 +21,7 @@ use rdma_transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostE
 use rdma_transport::qp::{QpAttr, QpId, SrqId};
 use rdma_transport::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_transport::slab::Key;
 use rdma_transport::srq::SrqAttr;
@@ -308,9 +308,6 @@ unsafe impl Provider for Twins {
         None
     }
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        None
-    }
-    fn paths(&self) -> Option<&dyn Paths> {
         None
     }
     fn adapter(&self) -> Option<&dyn Adapter> {

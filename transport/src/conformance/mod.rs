@@ -172,7 +172,6 @@ cases! { $
         a_request_is_handed_over [Handover],
         a_request_that_is_dropped_ends [Handover],
         another_thread_registers [OffLoopRegistration, Writes],
-        a_path_is_that_of_a_queue_pair [Paths],
         a_sound_queue_has_not_failed [Adapter],
         events_of_devices_have_an_end [DeviceEvents],
         an_immediate_send_keeps_its_place [ImmediateSends],

@@ -198,17 +198,6 @@ pub(super) fn another_thread_registers(harness: &mut Harness) {
     harness.provider(PASSIVE).deregister(region.id).expect("a deregister");
 }
 
-/// The path attributes of an established connection can be queried. After its queue pair is destroyed, the query fails.
-pub(super) fn a_path_is_that_of_a_queue_pair(harness: &mut Harness) {
-    let [active, passive] = harness.pair();
-    harness.message(&active, &passive, b"on its way");
-    let path = harness.provider(ACTIVE).paths().expect("the role").path_of(active.qp).expect("a path");
-    assert_ne!(path.port, 0, "ports count from 1: {path:?}");
-    harness.destroy(&active);
-    let gone = harness.provider(ACTIVE).paths().expect("the role").path_of(active.qp);
-    assert!(matches!(gone, Err(TransportError::Stale { .. })), "{gone:?}");
-}
-
 pub(super) fn a_sound_queue_has_not_failed(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.message(&active, &passive, b"sound");

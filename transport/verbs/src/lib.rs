@@ -83,6 +83,7 @@ mod moderation;
 mod mr;
 mod open;
 mod parts;
+mod path;
 #[cfg(test)]
 mod patience;
 mod port;
@@ -101,6 +102,7 @@ mod transitions;
 
 pub use self::parts::Verbs;
 pub use open::Reach;
+pub use path::PathState;
 
 /// The name of the provider.
 const NAME: &str = "verbs";

@@ -16,8 +16,8 @@ use super::handover::DetachedId;
 use super::id::{RawId, Service};
 use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegisteredRegion};
 use super::parts::Verbs;
+use super::path::PathState;
 use super::queues::{STALE_QP, STALE_SRQ};
-use super::sys::ibv_qp_attr_mask as mask;
 use crate::exchange::message::ExchangeRefusal;
 use rdma_transport::caps::Features;
 use rdma_transport::cm::{CmEvent, CmId, ConnectParam, Detached, ExchangeOptions, ListenParam, PathOptions};
@@ -32,7 +32,7 @@ use rdma_transport::qp::{QpAttr, QpId, SrqId};
 use rdma_transport::registrar::{Registrar, Registration};
 use rdma_transport::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, PathState, Paths, RemoteKeys, SharedMemory, SharedReceives,
+    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_transport::srq::SrqAttr;
 use rdma_transport::wc::WorkCompletion;
@@ -277,10 +277,6 @@ unsafe impl Provider for Verbs {
         Some(self)
     }
 
-    fn paths(&self) -> Option<&dyn Paths> {
-        Some(self)
-    }
-
     fn adapter(&self) -> Option<&dyn Adapter> {
         Some(self)
     }
@@ -506,30 +502,14 @@ impl Datagrams for Verbs {
     }
 }
 
-impl Paths for Verbs {
-    fn path_of(&self, qp: QpId) -> Result<PathState> {
-        let id = self.hub.ids.get(qp.0).filter(|id| id.qp.is_some()).ok_or(STALE_QP)?;
-        let wanted = mask::IBV_QP_AV
-            | mask::IBV_QP_PATH_MTU
-            | mask::IBV_QP_TIMEOUT
-            | mask::IBV_QP_RETRY_CNT
-            | mask::IBV_QP_RNR_RETRY
-            | mask::IBV_QP_MIN_RNR_TIMER
-            | mask::IBV_QP_MAX_QP_RD_ATOMIC
-            | mask::IBV_QP_MAX_DEST_RD_ATOMIC;
-        let attr = id.raw.query(wanted)?.ok_or(STALE_QP)?;
-        Ok(PathState {
-            port: id.raw.port(),
-            // The device encodes 256 bytes as 1, 512 bytes as 2, and so on.
-            mtu: if attr.path_mtu == 0 { 0 } else { 128u32.checked_shl(attr.path_mtu).unwrap_or(0) },
-            type_of_service: attr.ah_attr.grh.traffic_class,
-            ack_timeout: attr.timeout,
-            retry_count: attr.retry_cnt,
-            rnr_retry_count: attr.rnr_retry,
-            min_rnr_timer: attr.min_rnr_timer,
-            responder_resources: attr.max_dest_rd_atomic,
-            initiator_depth: attr.max_rd_atomic,
-        })
+impl Verbs {
+    /// Returns the attributes that the device has stored for the path of a connection.
+    ///
+    /// # Errors
+    /// [`TransportError::Stale`] if the queue pair is destroyed, [`TransportError::Io`] if
+    /// `ibv_query_qp`(3) fails.
+    pub fn path_of(&self, qp: QpId) -> Result<PathState> {
+        PathState::of(&self.hub.ids.get(qp.0).ok_or(STALE_QP)?.raw)?.ok_or(STALE_QP)
     }
 }
 

@@ -37,7 +37,7 @@ use rdma_transport::provider::{self, CqId, DeviceId, DeviceInfo, Drive, Entropy,
 use rdma_transport::qp::{QpAttr, QpId, SrqId};
 use rdma_transport::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
+    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_transport::srq::SrqAttr;
 use rdma_transport::wc::WorkCompletion;
@@ -482,10 +482,6 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
         self.device.capabilities.features.contains(Features::DATAGRAMS).then_some(self)
-    }
-
-    fn paths(&self) -> Option<&dyn Paths> {
-        None
     }
 
     fn adapter(&self) -> Option<&dyn Adapter> {

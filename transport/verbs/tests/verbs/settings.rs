@@ -10,8 +10,10 @@ use std::time::Instant;
 use rdma_transport::cq::CqAttr;
 use rdma_transport::{
     Access, CmEventKind, CmId, ConnectParam, DeviceId, ExchangeOptions, Features, ListenParam, Memory, PathOptions,
-    PathState, Provider, QpAttr, ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, TransportError, WcStatus,
+    Provider, QpAttr, ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, TransportError, WcStatus,
 };
+
+use rdma_transport_verbs::PathState;
 
 use crate::world::*;
 
@@ -150,8 +152,7 @@ fn agreed(world: &mut World, id: CmId, device: DeviceId) -> [PathState; 2] {
     }
     world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 9));
     assert_eq!(world.completion(passive.cq).byte_len, 9);
-    let paths = world.provider.paths().unwrap();
-    let [here, there] = [active.qp, passive.qp].map(|qp| paths.path_of(qp).unwrap());
+    let [here, there] = [active.qp, passive.qp].map(|qp| world.provider.path_of(qp).unwrap());
     println!("active {here:?}\npassive {there:?}");
     [here, there]
 }
