@@ -585,6 +585,27 @@ fn a_stream_waits_for_a_peer_that_does_not_read() {
     });
 }
 
+/// A peer finishes its stream, and then closes the connection, as clients of HTTP do. The end of the
+/// other direction is then no error: nobody waits for it.
+#[test]
+fn a_stream_ends_after_its_peer_has_finished_and_closed() {
+    on_threads(2, async {
+        let (here, conn, there, accepted) = pair(config()).await;
+        let (mut stream, mut peer) = (conn.into_stream(), accepted.into_stream());
+        stream.write_all(b"all").await.unwrap();
+        stream.shutdown().await.unwrap();
+        drop(stream);
+        let mut read = Vec::new();
+        peer.read_to_end(&mut read).await.unwrap();
+        assert_eq!(read, b"all");
+        while peer.write(b"x").await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        peer.shutdown().await.unwrap();
+        end_both(here, there).await;
+    });
+}
+
 /// The reads of a stream whose peer is gone without an end return the bytes that arrived, and then
 /// fail. So do its writes.
 #[test]

@@ -11,7 +11,7 @@ use super::connection::{AsyncConnection, Received};
 use super::queue::AsyncQueue;
 use super::room_waiters::{AttemptKind, Ticket};
 use super::wait_queue::WaiterId;
-
+use crate::DisconnectReason;
 /// A byte stream over a connection: implements [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer must use a
 /// stream, too: an `AsyncStream` or a stream of [`crate::stream`]. Written bytes are sent in the next turn of the reactor. Small writes
 /// between two turns are sent in one message. `poll_close` finishes writing: the peer reads all written bytes, then the end of the stream.
@@ -125,7 +125,12 @@ impl AsyncWrite for AsyncStream {
             let Self { conn, writing, .. } = &mut *self;
             let id = conn.id();
             let sent = ready!(conn.attempt(task, writing, AttemptKind::Message(0), |cx| cx.send(id, &[])));
-            sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            // If the peer has finished writing, and has then closed the connection, no one reads an
+            // end of the stream.
+            let is_closed = self.peer_finished && matches!(self.conn.end(), DisconnectReason::Closed);
+            if sent.is_err() && !is_closed {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
             self.finished = true;
         }
         Poll::Ready(Ok(()))

@@ -14,7 +14,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError};
 
 use super::connection::ThreadedConnection;
 use super::error::ConnectionEnd;
-use crate::DetachedMessage;
+use crate::{DetachedMessage, DisconnectReason};
 
 /// The largest number of bytes that one write accepts. They are one message.
 const MAX_WRITE: usize = 64 << 10;
@@ -32,7 +32,8 @@ type PermitWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, Acqui
 /// - Each write is one message of at most 64 KiB, which is sent without a flush. A write waits
 ///   while 64 messages are queued. Programs with small writes use tokio's `BufWriter`.
 /// - `poll_shutdown` finishes writing: the peer reads all written bytes, then the end of the
-///   stream.
+///   stream. It succeeds, too, if the peer has finished writing, and has then closed the connection:
+///   no one reads an end of the stream then.
 /// - If the stream is dropped without it, the peer reads the bytes that were written, and then its
 ///   reads fail. With the stream, its connection is closed.
 /// - Unread bytes occupy receive buffers, so a peer that is not read must stop.
@@ -108,6 +109,11 @@ impl ThreadedStream {
             ConnectionEnd::Disconnected(reason) => reason.into(),
             end => io::Error::new(io::ErrorKind::BrokenPipe, end),
         }
+    }
+
+    /// Returns true if the program of the peer has closed the connection.
+    fn is_closed(&self) -> bool {
+        matches!(self.conn.sender.handle.state.ended(), ConnectionEnd::Disconnected(DisconnectReason::Closed))
     }
 
     /// Waits for room for one message.
@@ -210,8 +216,11 @@ impl AsyncWrite for ThreadedStream {
     fn poll_shutdown(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if !this.finished {
-            let permit = ready!(this.poll_room(task))?;
-            this.conn.sender.post(Bytes::new(), None, permit);
+            match ready!(this.poll_room(task)) {
+                Ok(permit) => this.conn.sender.post(Bytes::new(), None, permit),
+                Err(_) if this.peer_finished && this.is_closed() => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
             this.finished = true;
         }
         Poll::Ready(Ok(()))
