@@ -23,7 +23,7 @@ build: ## All programs, in target/demo
 	$(CARGO) build --profile demo -p rdma-reactor-examples -p rdma-reactor-tools --bins
 
 doc: ## API documentation and the guide, in target/doc
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LIBRARIES:%=-p %) --no-deps $(TESTED_FEATURES:%=--features %)
 
 clean: ## Remove what was built
 	$(CARGO) clean
