@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use rdma_reactor::aio::{AsyncCalls, AsyncReactor};
-use rdma_reactor::call::{AnswerError, CallError, CallEvent, CallStats, Calls, RequestId};
+use rdma_reactor::call::{AnswerError, CallContext, CallError, CallEvent, CallHandler, CallId, CallResult, CallStats};
+use rdma_reactor::call::{Calls, ReceivedPayload, RequestId, WithCalls};
 use rdma_reactor::threaded::{Requests, ThreadedReactor};
 use rdma_reactor::{
-    Config, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, ProviderChoice, TimerId,
+    Config, ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, ProviderChoice,
+    TimerId,
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::patience::{PATIENCE, patient};
@@ -71,7 +73,6 @@ struct Seen {
 
 /// A client that makes one call per `period`, until `left` calls are made.
 struct Client {
-    calls: Calls<u64>,
     conn: Option<ConnectionId>,
     left: u32,
     period: Duration,
@@ -84,51 +85,34 @@ impl Client {
         note(&mut seen);
         self.seen.set(seen);
     }
+}
 
-    fn failed(&self, cx: &Context<'_>, begun: u64, error: &CallError) {
-        let took = virtual_ns(cx.now()) - begun;
-        self.note(|seen| match error {
-            CallError::Overloaded => {
+impl CallHandler for Client {
+    type Tag = u64;
+
+    fn on_connect(&mut self, cx: &mut CallContext<'_, u64>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        cx.context().timers().set(self.period, 1);
+    }
+    fn on_end(&mut self, cx: &mut CallContext<'_, u64>, _: CallId, begun: u64, result: CallResult<'_>) {
+        let took = virtual_ns(cx.context().now()) - begun;
+        self.note(|seen| match result {
+            Ok(_) => seen.answered += 1,
+            Err(CallError::Overloaded) => {
                 seen.overloaded += 1;
                 seen.slowest = seen.slowest.max(took);
             }
-            _ => seen.other += 1,
+            Err(_) => seen.other += 1,
         });
     }
-}
-
-impl Handler for Client {
-    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.conn = Some(conn);
-        cx.timers().set(self.period, 1);
-    }
-    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        match self.calls.on_recv(cx, conn, message) {
-            Some(CallEvent::Answer { .. }) => self.note(|seen| seen.answered += 1),
-            Some(CallEvent::Failed(failed)) => self.failed(cx, failed.tag, &failed.error),
-            _ => {}
-        }
-    }
-    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
-        if self.calls.on_timer(cx, timer) {
-            while let Some(failed) = self.calls.next_failed() {
-                self.failed(cx, failed.tag, &failed.error);
-            }
-            return;
-        }
-        let conn = self.conn.expect("connected");
-        self.calls.call(cx, conn, &[7; 64], WITHIN, virtual_ns(cx.now())).expect("an open connection");
+    fn on_timer(&mut self, cx: &mut CallContext<'_, u64>, _: TimerId, _: u64) {
+        let (conn, now) = (self.conn.expect("connected"), virtual_ns(cx.context().now()));
+        cx.call(conn, &[7; 64], WITHIN, now).expect("an open connection");
         self.note(|seen| seen.made += 1);
         self.left -= 1;
         if self.left > 0 {
-            cx.timers().set(self.period, 1);
+            cx.context().timers().set(self.period, 1);
         }
-    }
-    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.calls.on_writable(cx, conn);
-    }
-    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        self.calls.on_disconnect(conn, &reason);
     }
 }
 
@@ -143,8 +127,9 @@ fn load(calls: u32, period: Duration) -> (Seen, f64, CallStats) {
     let mut own = Calls::new();
     own.limits().requests_per_connection = QUEUE;
     let server_side = Server { calls: own, queue: VecDeque::new(), stats: Rc::clone(&stats) };
-    let client_side = Client { calls: Calls::new(), conn: None, left: calls, period, seen: Rc::clone(&seen) };
-    let mut nodes = [Node::new(server, Box::new(server_side)), Node::new(client, Box::new(client_side))];
+    let client_side = Client { conn: None, left: calls, period, seen: Rc::clone(&seen) };
+    let mut nodes =
+        [Node::new(server, Box::new(server_side)), Node::new(client, Box::new(WithCalls::new(client_side)))];
     until(&fabric, &mut nodes, "all calls have ended", |_| {
         let Seen { made, answered, overloaded, other, .. } = seen.get();
         made == calls && answered + overloaded + other == calls
@@ -172,25 +157,21 @@ fn a_server_at_twice_its_capacity_keeps_its_throughput() {
 }
 
 /// A server that holds requests until it has 300, and then answers all of them in one callback.
-struct Hoarder {
-    calls: Calls,
-    held: Vec<RequestId>,
-}
+#[derive(Default)]
+struct Hoarder(Vec<RequestId>);
 
-impl Handler for Hoarder {
-    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        if let Some(CallEvent::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
-            self.held.push(id);
-        }
-        if self.held.len() == 300 {
-            for request in self.held.drain(..) {
-                self.calls.answer(cx, request, &[7; 1000]).expect("its caller waits");
+impl CallHandler for Hoarder {
+    type Tag = ();
+
+    fn on_request(&mut self, cx: &mut CallContext<'_, ()>, id: RequestId, _: ReceivedPayload<'_>) {
+        self.0.push(id);
+        if self.0.len() == 300 {
+            for request in self.0.drain(..) {
+                cx.answer(request, &[7; 1000]).expect("its caller waits");
             }
         }
     }
-    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.calls.on_writable(cx, conn);
-    }
+    fn on_end(&mut self, _: &mut CallContext<'_, ()>, _: CallId, (): (), _: CallResult<'_>) {}
 }
 
 /// Answers that do not fit into the window are queued, and all of them arrive.
@@ -203,11 +184,103 @@ fn answers_that_find_no_room_are_sent_later() {
     client.context().connect(address(0, PORT)).expect("connecting");
     let seen = Rc::<Cell<Seen>>::default();
     let period = Duration::from_micros(10);
-    let client_side = Client { calls: Calls::new(), conn: None, left: 300, period, seen: Rc::clone(&seen) };
-    let hoarder = Hoarder { calls: Calls::new(), held: Vec::new() };
-    let mut nodes = [Node::new(server, Box::new(hoarder)), Node::new(client, Box::new(client_side))];
+    let client_side = Client { conn: None, left: 300, period, seen: Rc::clone(&seen) };
+    let hoarder = WithCalls::new(Hoarder::default());
+    let mut nodes = [Node::new(server, Box::new(hoarder)), Node::new(client, Box::new(WithCalls::new(client_side)))];
     until(&fabric, &mut nodes, "all calls have ended", |_| seen.get().answered + seen.get().other == 300);
     assert_eq!(seen.get().answered, 300);
+}
+
+/// The callbacks of both sides, in order.
+type Log = Rc<RefCell<Vec<String>>>;
+
+/// A client that makes five calls, each of which ends in another way.
+struct Five(Log);
+
+impl CallHandler for Five {
+    type Tag = &'static str;
+
+    fn on_connect(&mut self, cx: &mut CallContext<'_, Self::Tag>, conn: ConnectionId) {
+        let mut call = |tag: &'static str| {
+            let within = if tag == "late" { WITHIN } else { PATIENCE };
+            cx.call(conn, tag.as_bytes(), within, tag).expect("an open connection")
+        };
+        let calls = ["answered", "dismissed", "late", "cancelled", "lost"].map(&mut call);
+        assert_eq!((cx.cancel(calls[3]), cx.cancel(calls[3])), (Some("cancelled"), None));
+        assert!(calls.iter().all(|call| call.connection() == conn));
+    }
+    fn on_end(&mut self, cx: &mut CallContext<'_, Self::Tag>, _: CallId, tag: Self::Tag, result: CallResult<'_>) {
+        let text = result.map_or_else(|error| error.to_string(), |answer| String::from_utf8_lossy(&answer).into());
+        self.0.borrow_mut().push(format!("{tag}: {text}"));
+        if tag == "late" {
+            // The last of the ends that need no end of the connection.
+            cx.context().timers().set(Duration::ZERO, 5);
+        }
+    }
+    fn on_timer(&mut self, cx: &mut CallContext<'_, Self::Tag>, _: TimerId, token: u64) {
+        self.0.borrow_mut().push(format!("timer {token}"));
+        cx.context().listen(address(1, PORT)).expect("a listener");
+    }
+    fn on_disconnect(&mut self, _: &mut CallContext<'_, Self::Tag>, _: ConnectionId, reason: DisconnectReason) {
+        self.0.borrow_mut().push(format!("client: {reason}"));
+    }
+}
+
+/// The server of [`Five`]. It makes a call itself, and aborts the connection when its own connect,
+/// which the client's last timer makes possible, succeeds.
+struct Holder(Log, Option<ConnectionId>);
+
+impl CallHandler for Holder {
+    type Tag = ();
+
+    fn on_connect(&mut self, cx: &mut CallContext<'_, ()>, conn: ConnectionId) {
+        match self.1 {
+            None => _ = cx.call(conn, b"", PATIENCE, ()).expect("an open connection"),
+            Some(first) => cx.context().abort(first),
+        }
+        self.1 = Some(conn);
+    }
+    fn on_connect_error(&mut self, cx: &mut CallContext<'_, ()>, _: ConnectionId, _: ConnectError) {
+        cx.context().connect(address(1, PORT)).expect("connecting");
+    }
+    fn on_request(&mut self, cx: &mut CallContext<'_, ()>, id: RequestId, payload: ReceivedPayload<'_>) {
+        match &payload[..] {
+            b"answered" => cx.answer(id, b"yes").expect("its caller waits"),
+            b"dismissed" => cx.dismiss(id),
+            // The others wait for an end that is not an answer.
+            _ => assert!(cx.time_left(id).is_some()),
+        }
+    }
+    fn on_cancelled(&mut self, cx: &mut CallContext<'_, ()>, id: RequestId) {
+        self.0.borrow_mut().push("a request is cancelled".into());
+        assert_eq!(cx.time_left(id), None);
+        cx.dismiss(id);
+        cx.context().connect(address(1, PORT)).expect("connecting");
+    }
+    fn on_end(&mut self, _: &mut CallContext<'_, ()>, _: CallId, (): (), result: CallResult<'_>) {
+        self.0.borrow_mut().push(format!("server: {:?}", result.map(drop)));
+    }
+}
+
+/// Each call of a handler has one end, whatever ends it, and that of the connection follows. A
+/// handler that serves nothing dismisses requests.
+#[test]
+fn each_call_of_a_handler_has_one_end() {
+    let (fabric, log) = (network(2), Log::default());
+    let (mut server, mut client) = (reactor(0, &fabric, Config::default()), reactor(1, &fabric, Config::default()));
+    server.context().listen(address(0, PORT)).expect("a listener");
+    client.context().connect(address(0, PORT)).expect("connecting");
+    let sides = (WithCalls::new(Holder(Rc::clone(&log), None)), WithCalls::new(Five(Rc::clone(&log))));
+    let mut nodes = [Node::new(server, Box::new(sides.0)), Node::new(client, Box::new(sides.1))];
+    let is_over = || log.borrow().last().is_some_and(|line| line.starts_with("client:"));
+    until(&fabric, &mut nodes, "the connection has ended", |_| is_over());
+    let log = log.take();
+    let at = |line: &str| log.iter().position(|said| said == line).unwrap_or_else(|| panic!("no {line:?} in {log:?}"));
+    for line in ["answered: yes", "a request is cancelled", "server: Err(Unanswered)"] {
+        assert!(at(line) < at("timer 5"), "{log:?}");
+    }
+    assert!(log.len() == 8 && log.iter().any(|line| line.starts_with("dismissed: ")), "{log:?}");
+    assert!(log[6].starts_with("lost: ") && log[7].starts_with("client: lost"), "{log:?}");
 }
 
 /// A peer that sends requests as fast as it can, and releases no received message, so that it accepts no answers.
@@ -345,7 +418,7 @@ struct Host {
     floods: Vec<(ConnectionId, Flood)>,
     /// The number of requests that the hoarding connections have not sent yet.
     left: Rc<Cell<u32>>,
-    client: Client,
+    client: WithCalls<Client>,
 }
 
 /// The number of requests of a hoarding connection: more than the largest number that the server
@@ -355,7 +428,7 @@ const HOARD: u32 = 1200;
 impl Host {
     fn new(hoards: usize, seen: &Rc<Cell<Seen>>) -> Self {
         let seen = Rc::clone(seen);
-        let client = Client { calls: Calls::new(), conn: None, left: 1000, period: WORK, seen };
+        let client = WithCalls::new(Client { conn: None, left: 1000, period: WORK, seen });
         Self { hoards, floods: Vec::new(), left: Rc::new(Cell::new(HOARD * hoards as u32)), client }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::connection::AsyncConnection;
 use super::core::{Core, DropAction};
 use super::queue::NextItem;
-use super::reply::{CallResult, Reply};
+use super::reply::{Reply, ReplyResult};
 use crate::DisconnectReason;
 use crate::call::{AnswerError, CallError, CallId, RefusedCall, RequestId};
 
@@ -131,7 +131,7 @@ struct CallWait<'a> {
 }
 
 impl CallWait<'_> {
-    fn poll(&mut self, task: &Task<'_>) -> Poll<CallResult> {
+    fn poll(&mut self, task: &Task<'_>) -> Poll<ReplyResult> {
         let outcome = self.reply.poll(task);
         if outcome.is_ready() {
             self.call = None;
