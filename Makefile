@@ -7,7 +7,7 @@ SECONDS ?= 3600
 .DEFAULT_GOAL := help
 .PHONY: help build demo quick test test-host test-layout test-dissector test-cluster test-same-host test-rdma test-rdma-full test-repeat \
 	soak endurance hostile mutants mutants-matrix loom asan miri fuzz fuzz-smoke coverage instructions instructions-lto instructions-write instructions-rdma \
-	bench bench-setup bench-rdma fmt lint lint-all audit doc package test-debian13 test-cross vm vm-setup hardware-report clean
+	bench bench-setup bench-rdma fmt lint lint-all audit doc package publish test-debian13 test-cross vm vm-setup hardware-report clean
 
 help: ## Print this list
 	@awk -F':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' \
@@ -196,6 +196,9 @@ audit: ## Licences, sources, advisories of crates; the API against the last rele
 
 package: ## Pack the libraries, and test what was packed in an empty folder
 	timeout 1800 tests/package.sh
+
+publish: ## Pack, test and tag a version; uploads nothing, and says what is left to do
+	@tests/publish.sh
 
 test-debian13: ## make demo and make test-host in a clean Debian 13 with its own Rust
 	timeout 9000 tests/debian13.sh

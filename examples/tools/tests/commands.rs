@@ -213,3 +213,63 @@ fn the_commands_of_the_documents_work() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!(ran >= 4, "{ran} blocks ran");
 }
+
+/// The script of `make publish`, in a repository of the test, stops with one line that names what is
+/// missing. Otherwise it tags the version, and prints the commands that upload it.
+#[test]
+fn publishing_stops_at_what_is_missing() {
+    for library in ["transport", "transport/embedded", "transport/verbs", "reactor"] {
+        let manifest = fs::read_to_string(root().join(library).join("Cargo.toml")).expect("a manifest");
+        assert!(manifest.contains("\nrepository.workspace = true\n"), "{library}");
+    }
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("publish");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join("tests")).expect("a folder");
+    fs::copy(root().join("tests/publish.sh"), folder.join("tests/publish.sh")).expect("the script");
+    let package = folder.join("tests/package.sh");
+    fs::write(&package, "#!/bin/sh\necho packed\n").expect("a file");
+    assert!(Command::new("chmod").arg("+x").arg(&package).status().expect("it ran").success());
+    let git = |arguments: &[&str]| {
+        let identity = ["-c", "user.name=tests", "-c", "user.email=tests@example.com", "-c", "commit.gpgsign=false"];
+        let mut git = Command::new("git");
+        git.args(identity).args(arguments).current_dir(&folder).env_remove("GIT_DIR");
+        let output = git.output().expect("it ran");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    git(&["init", "-q"]);
+    git(&["config", "user.name", "tests"]);
+    git(&["config", "user.email", "tests@example.com"]);
+    let manifest = |repository: &str, libraries: &str| {
+        let library = |nth| format!("library-{nth} = {{ path = \"{nth}\", version = \"{libraries}\" }}\n");
+        let libraries: String = (0..4).map(library).collect();
+        format!("version = \"0.2.0\"\nrepository = \"{repository}\"\n{libraries}")
+    };
+    let publish = |manifest: &str, changes: &str| {
+        fs::write(folder.join("Cargo.toml"), manifest).expect("a file");
+        fs::write(folder.join("CHANGELOG.md"), changes).expect("a file");
+        git(&["add", "."]);
+        git(&["commit", "-q", "--allow-empty", "-m", "A version"]);
+        let output = Command::new(folder.join("tests/publish.sh")).env_remove("GIT_DIR").output().expect("it ran");
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (output.status.code(), text)
+    };
+    let (address, changes) = ("https://git.example/rdma", "## [0.2.0] - 2027-01-01\n");
+    for (manifest, changes, words) in [
+        (manifest("", "0.2.0"), changes, "`repository` in Cargo.toml is empty"),
+        (manifest(address, "0.1.0"), changes, "do not all have the version 0.2.0"),
+        (manifest(address, "0.2.0"), "## [Unreleased]\n", "no section [0.2.0]"),
+    ] {
+        let (status, [_, error]) = publish(&manifest, changes);
+        assert!(status == Some(1) && error.lines().count() == 1 && error.contains(words), "{words}: {error}");
+    }
+    let (status, [text, error]) = publish(&manifest(address, "0.2.0"), changes);
+    assert!(status == Some(0) && text.starts_with("packed\n"), "{error}");
+    assert!(text.contains(address) && text.contains("cargo publish -p rdma-reactor\n"), "{text}");
+    assert_eq!(git(&["tag", "--points-at", "HEAD"]), "v0.2.0");
+    let (status, [_, error]) = publish(&manifest(address, "0.2.0"), changes);
+    assert!(status == Some(1) && error.contains("the tag v0.2.0 exists"), "{error}");
+    fs::write(folder.join("new"), "").expect("a file");
+    let output = Command::new(folder.join("tests/publish.sh")).env_remove("GIT_DIR").output().expect("it ran");
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("changed or new"));
+}
