@@ -6,18 +6,23 @@ value() { sed -n "s/^$1 = \"\(.*\)\"/\1/p" Cargo.toml | head -n 1; }
 fail() { echo "publish.sh: $*" >&2; exit 1; }
 version=$(value version) repository=$(value repository)
 [ -n "$repository" ] || fail "\`repository\` in Cargo.toml is empty: write the address of the repository there"
-[ -z "$(git status --porcelain)" ] || fail "files are changed or new: commit them, so that the tag has what is published"
+clean() { [ -z "$(git status --porcelain)" ] || fail "files are changed or new: commit them, so that the tag has what is published"; }
+clean
+commit=$(git rev-parse HEAD)
 [ "$(grep -c "path = .*version = \"$version\"" Cargo.toml)" = 4 ] || fail "the four libraries in Cargo.toml do not all have the version $version"
 grep -q "^## \[$version\]" CHANGELOG.md || fail "CHANGELOG.md has no section [$version]"
-! git rev-parse -q --verify "refs/tags/v$version" > /dev/null || fail "the tag v$version exists: choose the next version"
+tag=$(git rev-parse -q --verify "refs/tags/v$version^{commit}" || echo "$commit")
+[ "$tag" = "$commit" ] || fail "the tag v$version names another commit: choose the next version"
 tests/package.sh
-git tag -a "v$version" -m "rdma-reactor $version"
+clean
+git rev-parse -q --verify "refs/tags/v$version" > /dev/null || git tag -a "v$version" -m "rdma-reactor $version" "$commit"
 # In the order in which they depend on each other: each is found in the registry by the next one.
 cat <<EOF
 v$version is tagged here, and nothing is uploaded. To publish it:
-  git push $repository v$version
+  git checkout v$version
   cargo publish -p rdma-transport
   cargo publish -p rdma-transport-embedded
   cargo publish -p rdma-transport-verbs
   cargo publish -p rdma-reactor
+  git push $repository v$version
 EOF

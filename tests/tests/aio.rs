@@ -407,6 +407,8 @@ fn streams_end_each_way_on_their_own() {
         writer.close().await.unwrap();
         drop(writer);
         assert_eq!(reader.read(&mut got).await.unwrap(), 0);
+        // The connection is closing, and has not ended yet.
+        reader.close().await.unwrap();
         there.closed().await;
         reader.close().await.unwrap();
     });

@@ -214,6 +214,13 @@ fn the_commands_of_the_documents_work() {
     assert!(ran >= 4, "{ran} blocks ran");
 }
 
+/// Returns a command that knows no repository but that of its folder.
+fn outside(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"].iter().for_each(|name| _ = command.env_remove(name));
+    command
+}
+
 /// The script of `make publish`, in a repository of the test, stops with one line that names what is
 /// missing. Otherwise it tags the version, and prints the commands that upload it.
 #[test]
@@ -230,16 +237,19 @@ fn publishing_stops_at_what_is_missing() {
     fs::write(&package, "#!/bin/sh\necho packed\n").expect("a file");
     assert!(Command::new("chmod").arg("+x").arg(&package).status().expect("it ran").success());
     let git = |arguments: &[&str]| {
-        let identity = ["-c", "user.name=tests", "-c", "user.email=tests@example.com", "-c", "commit.gpgsign=false"];
-        let mut git = Command::new("git");
-        git.args(identity).args(arguments).current_dir(&folder).env_remove("GIT_DIR");
-        let output = git.output().expect("it ran");
+        let output = outside("git").args(arguments).current_dir(&folder).output().expect("it ran");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
     git(&["init", "-q"]);
-    git(&["config", "user.name", "tests"]);
-    git(&["config", "user.email", "tests@example.com"]);
+    for (name, value) in [
+        ("user.name", "tests"),
+        ("user.email", "tests@example.com"),
+        ("commit.gpgSign", "false"),
+        ("tag.gpgSign", "false"),
+    ] {
+        git(&["config", name, value]);
+    }
     let manifest = |repository: &str, libraries: &str| {
         let library = |nth| format!("library-{nth} = {{ path = \"{nth}\", version = \"{libraries}\" }}\n");
         let libraries: String = (0..4).map(library).collect();
@@ -250,7 +260,7 @@ fn publishing_stops_at_what_is_missing() {
         fs::write(folder.join("CHANGELOG.md"), changes).expect("a file");
         git(&["add", "."]);
         git(&["commit", "-q", "--allow-empty", "-m", "A version"]);
-        let output = Command::new(folder.join("tests/publish.sh")).env_remove("GIT_DIR").output().expect("it ran");
+        let output = outside(folder.join("tests/publish.sh")).output().expect("it ran");
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         (output.status.code(), text)
     };
@@ -267,9 +277,11 @@ fn publishing_stops_at_what_is_missing() {
     assert!(status == Some(0) && text.starts_with("packed\n"), "{error}");
     assert!(text.contains(address) && text.contains("cargo publish -p rdma-reactor\n"), "{text}");
     assert_eq!(git(&["tag", "--points-at", "HEAD"]), "v0.2.0");
+    let again = outside(folder.join("tests/publish.sh")).output().expect("it ran");
+    assert!(again.status.success(), "the same commit: {}", String::from_utf8_lossy(&again.stderr));
     let (status, [_, error]) = publish(&manifest(address, "0.2.0"), changes);
-    assert!(status == Some(1) && error.contains("the tag v0.2.0 exists"), "{error}");
+    assert!(status == Some(1) && error.contains("v0.2.0 names another commit"), "{error}");
     fs::write(folder.join("new"), "").expect("a file");
-    let output = Command::new(folder.join("tests/publish.sh")).env_remove("GIT_DIR").output().expect("it ran");
+    let output = outside(folder.join("tests/publish.sh")).output().expect("it ran");
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("changed or new"));
 }

@@ -12,9 +12,11 @@ use super::queue::AsyncQueue;
 use super::room_waiters::{AttemptKind, Ticket};
 use super::wait_queue::WaiterId;
 use crate::DisconnectReason;
+
 /// A byte stream over a connection: implements [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer must use a
 /// stream, too: an `AsyncStream` or a stream of [`crate::stream`]. Written bytes are sent in the next turn of the reactor. Small writes
 /// between two turns are sent in one message. `poll_close` finishes writing: the peer reads all written bytes, then the end of the stream.
+/// It succeeds, too, if this stream has read the end of the peer's, and the peer has then closed the connection.
 /// If a stream is dropped without `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
 ///
 /// To read in one task and write in another, clone the [`AsyncConnection`], and make a stream of each clone.
@@ -45,6 +47,17 @@ impl From<AsyncConnection> for AsyncStream {
 }
 
 impl AsyncStream {
+    /// Waits for the end of a connection on which nothing can be sent any more. Returns true if the
+    /// peer has finished writing, and has then closed the connection: no one reads an end of the
+    /// stream then.
+    fn poll_closed(&mut self, task: &mut Task<'_>) -> Poll<bool> {
+        if !self.peer_finished {
+            return Poll::Ready(false);
+        }
+        let end = ready!(self.conn.poll_recv(task, &mut self.reading));
+        Poll::Ready(end.is_err() && matches!(self.conn.end(), DisconnectReason::Closed))
+    }
+
     /// Returns the connection that carries the stream.
     #[must_use]
     pub const fn connection(&self) -> &AsyncConnection {
@@ -125,10 +138,7 @@ impl AsyncWrite for AsyncStream {
             let Self { conn, writing, .. } = &mut *self;
             let id = conn.id();
             let sent = ready!(conn.attempt(task, writing, AttemptKind::Message(0), |cx| cx.send(id, &[])));
-            // If the peer has finished writing, and has then closed the connection, no one reads an
-            // end of the stream.
-            let is_closed = self.peer_finished && matches!(self.conn.end(), DisconnectReason::Closed);
-            if sent.is_err() && !is_closed {
+            if sent.is_err() && !ready!(self.poll_closed(task)) {
                 return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
             }
             self.finished = true;

@@ -55,6 +55,12 @@ impl Deadlines {
         self.heap.pop().map(|Reverse(due)| due)
     }
 
+    /// Lets the timer expire in the next turn.
+    #[cold]
+    pub(super) fn expire(&mut self, cx: &mut Context<'_>) {
+        self.arm(cx, cx.now());
+    }
+
     /// Sets the timer for the earliest deadline of a call that is in flight. Removes the earlier entries of ended calls from the heap.
     pub(super) fn rearm(&mut self, cx: &mut Context<'_>, is_in_flight: impl Fn(&CallDeadline) -> bool) {
         while let Some(&Reverse(due)) = self.heap.peek() {

@@ -20,8 +20,9 @@ pub type CallResult<'a> = Result<ReceivedPayload<'a>, CallError>;
 /// [`WithCalls`] calls them. All callbacks run on the reactor's thread.
 ///
 /// - Each call for which [`CallContext::call`] has returned an id ends with one `on_end`, before the
-///   `on_disconnect` of its connection at the latest. Calls that the program has cancelled have no
-///   `on_end`.
+///   `on_disconnect` of its connection at the latest, unless the program cancels it, or drops the
+///   reactor. If an `on_end` panics ([`crate::Config::contain_panics`]), others can follow in a later
+///   turn.
 /// - Each request is answered or dismissed by the program, in `on_request` or later.
 ///
 /// ```
@@ -234,8 +235,7 @@ impl<T> CallContext<'_, T> {
 
 /// A [`Handler`] that makes and answers calls for a [`CallHandler`]. Pass it to
 /// [`crate::Reactor::run`] or [`crate::Reactor::turn`]. If only some connections carry calls, the
-/// program uses its own handler. That handler contains a `WithCalls`, and forwards to it the
-/// callbacks of these connections and of all timers.
+/// program uses its own handler with a [`Calls`] in it.
 ///
 /// Example: [`CallHandler`].
 pub struct WithCalls<H: CallHandler<M>, M = ()> {
@@ -269,8 +269,20 @@ impl<M, H: CallHandler<M>> WithCalls<H, M> {
     /// Reports the calls that have ended without an answer.
     fn report_failed(&mut self, cx: &mut Context<'_>) {
         while let Some(FailedCall { call, tag, error }) = self.calls.next_failed() {
-            let (handler, mut cx) = self.split(cx);
-            handler.on_end(&mut cx, call, tag, Err(error));
+            let (handler, cx) = self.split(cx);
+            let mut one = OneOfSeveral(cx);
+            handler.on_end(&mut one.0, call, tag, Err(error));
+        }
+    }
+}
+
+/// The context of one of several ends. If the callback panics, the others follow in the next turn.
+struct OneOfSeveral<'a, T>(CallContext<'a, T>);
+
+impl<T> Drop for OneOfSeveral<'_, T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.calls.deadlines.expire(&mut self.0.cx);
         }
     }
 }

@@ -598,7 +598,7 @@ impl Harness {
         wr_id
     }
 
-    /// Posts receives in one chain. Each receive has one of the ranges in `places`.
+    /// Posts receives in one chain. Each receive has one of the `ranges`.
     pub(super) fn post_recvs(&mut self, end: &ConnectionEnd, ranges: &[Range<usize>]) -> Result<(), PostError> {
         let chain: Vec<_> = ranges.iter().map(|range| (self.next_wr_id(), range.clone())).collect();
         let side = &mut self.sides[end.side];

@@ -151,11 +151,17 @@ mod tests {
     fn a_file_above_the_limit_of_the_process_is_an_error() {
         const LIMITED: &str = "RDMA_TEST_FILE_LIMIT";
         if std::env::var_os(LIMITED).is_some() {
-            let limit = libc::rlimit { rlim_cur: 8192, rlim_max: 8192 };
-            // SAFETY: the pointer is to a structure that the call reads.
-            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: the pointer is to a structure for the result.
+            assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) }, 0);
+            let limit = |limit: libc::rlimit| {
+                // SAFETY: the pointer is to a structure that the call reads.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            };
+            limit(libc::rlimit { rlim_cur: 8192, ..before });
             assert_eq!(Memory::new_file(8193).unwrap_err().raw_os_error(), Some(libc::EFBIG));
-            return;
+            // At its end, a process whose coverage is measured writes a longer file.
+            return limit(before);
         }
         let test = "mem::foreign::tests::a_file_above_the_limit_of_the_process_is_an_error";
         let mut limited = std::process::Command::new(std::env::current_exe().unwrap());

@@ -367,6 +367,8 @@ fn no_new_id_is_on_a_device_that_has_failed() {
     let refused = world.verbs.listen(address, &ListenParam::default()).unwrap_err();
     assert!(matches!(&refused, TransportError::NoDevice { reason } if reason == "fake0 was removed"), "{refused}");
     world.verbs.destroy_id(end.id, world.now).unwrap();
+    let gone = world.verbs.path_of(end.qp);
+    assert!(matches!(gone, Err(TransportError::Stale { object: "queue pair" })), "{gone:?}");
     let listener = world.verbs.listen(address, &ListenParam::default()).unwrap();
     let device = world.verbs.hub.id(listener).unwrap().device.unwrap();
     assert!(device != failed && world.verbs.device(device).is_some(), "{device:?}");

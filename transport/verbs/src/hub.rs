@@ -168,7 +168,7 @@ impl DeviceHub {
         key
     }
 
-    /// Returns the parameters that the local side offers to a peer. `asked` is the read depth that
+    /// Returns the parameters that the local side offers to a peer. `requested` is the read depth that
     /// the peer has requested; `None` if the local side connects, or answers a request for
     /// datagrams, which has no read depth.
     pub(super) fn offer(
@@ -188,7 +188,7 @@ impl DeviceHub {
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match requested {
-                // A peer with MPA revision 1 sends no read depths (IRD, ORD), so `asked` is 0.
+                // A peer with MPA revision 1 sends no read depths (IRD, ORD), so `requested` is 0.
                 // Assume the read depth that every iWARP device supports.
                 Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
                 Some(requested) => wanted.min(requested),

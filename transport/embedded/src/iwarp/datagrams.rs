@@ -272,7 +272,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Accepts the query of the id `asked`. The reply names the queue pair of the id `owner`. The
+    /// Accepts the query of the id `query_key`. The reply names the queue pair of the id `owner`. The
     /// peer sends its datagrams to that queue pair.
     pub(super) fn reply_to_query<N: Net>(
         &mut self,

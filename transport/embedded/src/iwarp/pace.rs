@@ -40,7 +40,7 @@ impl Pace {
         self.room
     }
 
-    /// Returns true if a receive call is a sign of life of the peer. `octets` is the number of octets that the call returned. `fpdus` is
+    /// Returns true if a receive call is a sign of life of the peer. `bytes` is the number of bytes that the call returned. `fpdus` is
     /// the number of FPDU headers that the call completed.
     #[inline]
     pub(super) const fn is_sign_of_life(&mut self, bytes: usize, fpdus: usize) -> bool {
@@ -52,7 +52,7 @@ impl Pace {
         sign
     }
 
-    /// Records a receive call that returned `octets` octets and completed the headers of `fpdus` FPDUs. Adapts the room for the next call.
+    /// Records a receive call that returned `bytes` bytes and completed the headers of `fpdus` FPDUs. Adapts the room for the next call.
     /// Returns the cost of the call. `budget` is the largest cost that one connection may cause per call of `progress`.
     #[inline]
     pub(super) fn cost(&mut self, bytes: usize, fpdus: usize, budget: usize) -> usize {

@@ -676,7 +676,7 @@ impl Receiver {
     }
 }
 
-/// Returns the length of the payload, computed from the ULPDU_Length. `octets` is the complete header.
+/// Returns the length of the payload, computed from the ULPDU_Length. `bytes` is the complete header.
 #[inline]
 fn payload_len(bytes: &[u8]) -> usize {
     let ulpdu_len = bytes.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));

@@ -102,7 +102,7 @@ pub(crate) enum SidrMessage {
     Reply(Box<SidrReply>),
 }
 
-/// Returns the `N` octets at the offset `place`, or `None` if they are not within the message.
+/// Returns the `N` octets at `offset`, or `None` if they are not within the message.
 fn at<const N: usize>(octets: &MadOctets, offset: usize) -> Option<[u8; N]> {
     octets.get(offset..)?.first_chunk().copied()
 }
