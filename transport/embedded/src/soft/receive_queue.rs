@@ -110,7 +110,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Records that the next `n` bytes of the message were written to the memory that [`ReceiveQueue::place`] returned.
+    /// Records that the next `n` bytes of the message were written to the memory that
+    /// [`ReceiveQueue::next_memory`] returned.
     pub(crate) fn filled(&mut self, n: usize) {
         self.entry_offset += n;
         self.placed += n;
