@@ -11,11 +11,11 @@ clean
 commit=$(git rev-parse HEAD)
 [ "$(grep -c "path = .*version = \"$version\"" Cargo.toml)" = 4 ] || fail "the four libraries in Cargo.toml do not all have the version $version"
 grep -q "^## \[$version\]" CHANGELOG.md || fail "CHANGELOG.md has no section [$version]"
-tag=$(git rev-parse -q --verify "refs/tags/v$version^{commit}" || echo "$commit")
-[ "$tag" = "$commit" ] || fail "the tag v$version names another commit: choose the next version"
+tagged=$(git rev-parse -q --verify "refs/tags/v$version^{commit}" || true)
+[ "${tagged:-$commit}" = "$commit" ] || fail "the tag v$version names another commit: choose the next version"
 tests/package.sh
 clean
-git rev-parse -q --verify "refs/tags/v$version" > /dev/null || git tag -a "v$version" -m "rdma-reactor $version" "$commit"
+[ -n "$tagged" ] || git tag -a "v$version" -m "rdma-reactor $version" "$commit"
 # In the order in which they depend on each other: each is found in the registry by the next one.
 cat <<EOF
 v$version is tagged here, and nothing is uploaded. To publish it:

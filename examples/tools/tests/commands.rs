@@ -221,8 +221,8 @@ fn outside(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// The script of `make publish`, in a repository of the test, stops with one line that names what is
-/// missing. Otherwise it tags the version, and prints the commands that upload it.
+/// The script of `make publish`, in a repository of the test, stops with one line that names what
+/// is missing. Otherwise it tags the version, and prints the commands that upload it.
 #[test]
 fn publishing_stops_at_what_is_missing() {
     for library in ["transport", "transport/embedded", "transport/verbs", "reactor"] {
@@ -255,14 +255,17 @@ fn publishing_stops_at_what_is_missing() {
         let libraries: String = (0..4).map(library).collect();
         format!("version = \"0.2.0\"\nrepository = \"{repository}\"\n{libraries}")
     };
+    let run = || {
+        let output = outside(folder.join("tests/publish.sh")).output().expect("it ran");
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (output.status.code(), text)
+    };
     let publish = |manifest: &str, changes: &str| {
         fs::write(folder.join("Cargo.toml"), manifest).expect("a file");
         fs::write(folder.join("CHANGELOG.md"), changes).expect("a file");
         git(&["add", "."]);
         git(&["commit", "-q", "--allow-empty", "-m", "A version"]);
-        let output = outside(folder.join("tests/publish.sh")).output().expect("it ran");
-        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        (output.status.code(), text)
+        run()
     };
     let (address, changes) = ("https://git.example/rdma", "## [0.2.0] - 2027-01-01\n");
     for (manifest, changes, words) in [
@@ -277,11 +280,11 @@ fn publishing_stops_at_what_is_missing() {
     assert!(status == Some(0) && text.starts_with("packed\n"), "{error}");
     assert!(text.contains(address) && text.contains("cargo publish -p rdma-reactor\n"), "{text}");
     assert_eq!(git(&["tag", "--points-at", "HEAD"]), "v0.2.0");
-    let again = outside(folder.join("tests/publish.sh")).output().expect("it ran");
-    assert!(again.status.success(), "the same commit: {}", String::from_utf8_lossy(&again.stderr));
+    let (status, [_, error]) = run();
+    assert_eq!(status, Some(0), "the same commit: {error}");
     let (status, [_, error]) = publish(&manifest(address, "0.2.0"), changes);
     assert!(status == Some(1) && error.contains("v0.2.0 names another commit"), "{error}");
     fs::write(folder.join("new"), "").expect("a file");
-    let output = outside(folder.join("tests/publish.sh")).output().expect("it ran");
-    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("changed or new"));
+    let (status, [_, error]) = run();
+    assert!(status == Some(1) && error.contains("changed or new"), "{error}");
 }

@@ -16,11 +16,10 @@ const VAGUE: [(&str, &str); 4] = [
     ("places", "slots, entries, ranges"),
 ];
 
-/// The files in which `place` is the verb of a standard (RFC 5041: payload is placed), or the choice
-/// of a program (`Place`: the reactor of a group that gets a connection).
-const PLACING: [&str; 6] = [
+/// The files in which `place` is the verb of a standard (RFC 5041: payload is placed), or the
+/// choice of a program (`Place`: the reactor of a group that gets a connection).
+const PLACING: [&str; 5] = [
     "transport/embedded/src/iwarp/receive.rs",
-    "reactor/src/api/handler.rs",
     "reactor/src/driver/open/group.rs",
     "reactor/src/driver/open/handover.rs",
     "reactor/src/turn/deliver.rs",
