@@ -401,7 +401,8 @@ fn streams_end_each_way_on_their_own() {
         assert_eq!(&got, b"half");
         assert_eq!(reader.read(&mut got).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
         assert!(reader.close().await.is_err());
-        // If the peer has finished, and has then closed the connection, no one waits for the end of the other direction.
+        // If the peer has finished, and has then closed the connection, no one waits for the end of
+        // the other direction.
         let (here, there) = pair(&net, &listener).await;
         let (mut writer, mut reader) = (AsyncStream::from(here), AsyncStream::from(there.clone()));
         writer.close().await.unwrap();

@@ -585,8 +585,8 @@ fn a_stream_waits_for_a_peer_that_does_not_read() {
     });
 }
 
-/// A peer finishes its stream, and then closes the connection, as clients of HTTP do. The end of the
-/// other direction is then no error: nobody waits for it.
+/// A peer finishes its stream, and then closes the connection, as clients of HTTP do. The end of
+/// the other direction is then no error: nobody waits for it.
 #[test]
 fn a_stream_ends_after_its_peer_has_finished_and_closed() {
     on_threads(2, async {

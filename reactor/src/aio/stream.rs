@@ -13,11 +13,13 @@ use super::room_waiters::{AttemptKind, Ticket};
 use super::wait_queue::WaiterId;
 use crate::DisconnectReason;
 
-/// A byte stream over a connection: implements [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer must use a
-/// stream, too: an `AsyncStream` or a stream of [`crate::stream`]. Written bytes are sent in the next turn of the reactor. Small writes
-/// between two turns are sent in one message. `poll_close` finishes writing: the peer reads all written bytes, then the end of the stream.
-/// It succeeds, too, if this stream has read the end of the peer's, and the peer has then closed the connection.
-/// If a stream is dropped without `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
+/// A byte stream over a connection: implements [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`]
+/// of futures-io. The peer must use a stream, too: an `AsyncStream` or a stream of
+/// [`crate::stream`]. Written bytes are sent in the next turn of the reactor. Small writes between
+/// two turns are sent in one message. `poll_close` finishes writing: the peer reads all written
+/// bytes, then the end of the stream. It succeeds, too, if this stream has read the end of the
+/// peer's, and the peer has then closed the connection. If a stream is dropped without
+/// `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
 ///
 /// To read in one task and write in another, clone the [`AsyncConnection`], and make a stream of each clone.
 pub struct AsyncStream {

@@ -19,36 +19,40 @@ pub type CallResult<'a> = Result<ReceivedPayload<'a>, CallError>;
 /// The callbacks of a program that makes calls, or answers them, on all connections of its reactor.
 /// [`WithCalls`] calls them. All callbacks run on the reactor's thread.
 ///
-/// - Each call for which [`CallContext::call`] has returned an id ends with one `on_end`, before the
-///   `on_disconnect` of its connection at the latest, unless the program cancels it, or drops the
-///   reactor. If an `on_end` panics ([`crate::Config::contain_panics`]), others can follow in a later
-///   turn.
+/// - Each call for which [`CallContext::call`] has returned an id ends with one `on_end`, before
+///   the `on_disconnect` of its connection at the latest, unless the program cancels it, or drops
+///   the reactor. If an `on_end` panics ([`crate::Config::contain_panics`]), others can follow in a
+///   later turn.
 /// - Each request is answered or dismissed by the program, in `on_request` or later.
 ///
 /// ```
 /// use std::time::Duration;
 ///
-/// use rdma_reactor::call::{CallContext, CallHandler, CallId, CallResult, ReceivedPayload, RequestId, WithCalls};
+/// use rdma_reactor::call::{CallContext, CallHandler, CallId, CallResult};
+/// use rdma_reactor::call::{ReceivedPayload, RequestId, WithCalls};
 /// use rdma_reactor::{Config, ConnectionId, ProviderChoice, Reactor};
 ///
 /// /// The client sends a request, and the server answers it in capitals.
 /// struct Program;
 ///
+/// type Cx<'a> = CallContext<'a, &'static str>;
+///
 /// impl CallHandler for Program {
 ///     type Tag = &'static str;
 ///
-///     fn on_connect(&mut self, cx: &mut CallContext<'_, Self::Tag>, conn: ConnectionId) {
+///     fn on_connect(&mut self, cx: &mut Cx<'_>, conn: ConnectionId) {
 ///         if cx.context().connection(conn).listener().is_none() {
-///             cx.call(conn, b"hello", Duration::from_secs(10), "greeting").expect("an open connection");
+///             let made = cx.call(conn, b"hello", Duration::from_secs(10), "greeting");
+///             made.expect("an open connection");
 ///         }
 ///     }
 ///
-///     fn on_request(&mut self, cx: &mut CallContext<'_, Self::Tag>, id: RequestId, payload: ReceivedPayload<'_>) {
+///     fn on_request(&mut self, cx: &mut Cx<'_>, id: RequestId, payload: ReceivedPayload<'_>) {
 ///         // Fails if the caller does not wait any more.
 ///         let _ = cx.answer(id, &payload.to_ascii_uppercase());
 ///     }
 ///
-///     fn on_end(&mut self, cx: &mut CallContext<'_, Self::Tag>, _: CallId, tag: Self::Tag, result: CallResult<'_>) {
+///     fn on_end(&mut self, cx: &mut Cx<'_>, _: CallId, tag: Self::Tag, result: CallResult<'_>) {
 ///         match result {
 ///             Ok(answer) => assert_eq!((tag, &answer[..]), ("greeting", &b"HELLO"[..])),
 ///             Err(error) => eprintln!("{tag}: {error}"),
@@ -82,8 +86,8 @@ pub trait CallHandler<M = ()> {
         cx.dismiss(id);
     }
 
-    /// The peer has cancelled a request. It must still be answered or dismissed, which sends nothing
-    /// for such a request. Default: does nothing.
+    /// The peer has cancelled a request. It must still be answered or dismissed, which sends
+    /// nothing for such a request. Default: does nothing.
     fn on_cancelled(&mut self, cx: &mut CallContext<'_, Self::Tag>, id: RequestId) {}
 
     /// The peer has sent an invalid frame. Its connection is aborted, and `on_disconnect` follows.
@@ -92,7 +96,8 @@ pub trait CallHandler<M = ()> {
     /// A connection is established. From now on, both sides may make calls.
     fn on_connect(&mut self, cx: &mut CallContext<'_, Self::Tag>, conn: ConnectionId) {}
 
-    /// A connection has ended. All of its calls have ended before, and all of its requests are gone.
+    /// A connection has ended. All of its calls have ended before, and all of its requests are
+    /// gone.
     fn on_disconnect(&mut self, cx: &mut CallContext<'_, Self::Tag>, conn: ConnectionId, reason: DisconnectReason) {}
 
     /// A connection attempt has failed, see [`Handler::on_connect_error`].
@@ -175,7 +180,8 @@ impl<T> CallContext<'_, T> {
         self.calls.call(&mut self.cx, conn, payload, within, tag)
     }
 
-    /// Cancels a call. Returns its tag; `None` if the call has ended already. See [`Calls::cancel`].
+    /// Cancels a call. Returns its tag; `None` if the call has ended already. See
+    /// [`Calls::cancel`].
     pub fn cancel(&mut self, call: CallId) -> Option<T> {
         self.calls.cancel(&mut self.cx, call)
     }

@@ -47,8 +47,9 @@ impl Connection {
         (0..count).map(move |nth| (nth * size..len.min((nth + 1) * size), (count - 1 - nth) as u32))
     }
 
-    /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a range of the payload into a buffer, or returns false if it
-    /// cannot read the payload. If `reported` is true, the end of the message is always reported to the program.
+    /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a range of the payload
+    /// into a buffer, or returns false if it cannot read the payload. If `reported` is true, the
+    /// end of the message is always reported to the program.
     pub(crate) fn send_cut(
         &mut self,
         len: usize,

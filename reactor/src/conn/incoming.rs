@@ -114,9 +114,9 @@ impl IncomingMessage {
         self.total > self.offer.region.len
     }
 
-    /// Returns the offset and the length of the next Read, in bytes. Earlier Reads cover `requested`
-    /// bytes. An encrypted message is read from its end, where the authentication tags are. Once the
-    /// tags have arrived, each later piece can be decrypted as soon as it arrives.
+    /// Returns the offset and the length of the next Read, in bytes. Earlier Reads cover
+    /// `requested` bytes. An encrypted message is read from its end, where the authentication tags
+    /// are. Once the tags have arrived, each later piece can be decrypted as soon as it arrives.
     pub(super) fn read_at(&self, requested: u64) -> (u64, u64) {
         if !self.is_sealed() {
             return (requested, piece(self.total - requested));

@@ -111,8 +111,9 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the buffer of a completed receive. `slot` is the position of the receive in the shared queue, if the connection uses that
-    /// queue. Returns `None` if no such receive is posted.
+    /// Returns the buffer of a completed receive. `slot` is the position of the receive in the
+    /// shared queue, if the connection uses that queue. Returns `None` if no such receive is
+    /// posted.
     #[inline]
     pub(crate) fn complete(&mut self, buffers: &mut Buffers, slot: u16) -> Option<Buffer> {
         match &mut self.source {
@@ -304,8 +305,8 @@ pub(crate) struct Completed {
 }
 
 impl Connection {
-    /// Handles a completed receive. `slot` is the position of the receive in the shared queue, if the connection uses that queue. Returns
-    /// false if no such receive is posted.
+    /// Handles a completed receive. `slot` is the position of the receive in the shared queue, if
+    /// the connection uses that queue. Returns false if no such receive is posted.
     #[inline]
     pub(crate) fn received(&mut self, slot: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
         let Some(mut buffer) = self.receives.complete(env.buffers, slot) else { return false };

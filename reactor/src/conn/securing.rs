@@ -276,8 +276,9 @@ impl Connection {
         }
     }
 
-    /// Refuses the peer's identity. `error` is the reason for the log and, on the active side, for the program. On the passive side, the
-    /// program receives no callback. `reason` is the text that the peer receives, if a credit and a slot are available.
+    /// Refuses the peer's identity. `error` is the reason for the log and, on the active side, for
+    /// the program. On the passive side, the program receives no callback. `reason` is the text
+    /// that the peer receives, if a credit and a slot are available.
     fn refuse_peer(&mut self, error: SecurityError, reason: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;

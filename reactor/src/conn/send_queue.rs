@@ -214,9 +214,9 @@ impl SendQueue {
     }
 
     /// Returns true if a send may be completed when it is posted, without overtaking earlier sends.
-    /// `reported` is true if the end of the send is reported to the program. Such a send requires an
-    /// empty queue, because the ends of sends are reported in order. Between two doorbells, at most
-    /// as many sends are completed in this way as the queue has slots.
+    /// `reported` is true if the end of the send is reported to the program. Such a send requires
+    /// an empty queue, because the ends of sends are reported in order. Between two doorbells, at
+    /// most as many sends are completed in this way as the queue has slots.
     #[inline]
     pub(super) fn takes_immediate(&self, reported: bool) -> bool {
         let reported = reported && !crate::planted("an-immediate-end-is-told-first");

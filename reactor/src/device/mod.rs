@@ -128,16 +128,16 @@ pub(crate) fn register(
     Ok((memory, region.local_key))
 }
 
-/// Returns the number of entries of a device's completion queues: the configured one (`requested`), or
-/// as many as the device allows if that costs no memory, up to the device's limit.
+/// Returns the number of entries of a device's completion queues: the configured one (`requested`),
+/// or as many as the device allows if that costs no memory, up to the device's limit.
 fn completion_queue(requested: Option<u32>, device: Option<&DeviceInfo>) -> u32 {
     let Some(DeviceInfo { capabilities, .. }) = device else { return requested.unwrap_or(DEFAULT_ENTRIES) };
     let grows = capabilities.features.contains(Features::GROWING_COMPLETION_QUEUES);
     requested.unwrap_or(if grows { u32::MAX } else { DEFAULT_ENTRIES }).min(capabilities.max_completion_queue)
 }
 
-/// Returns the completion vector for a device's queues: the configured one (`requested`), or one derived from the number of
-/// the reactor, so that the reactors of a process use different vectors.
+/// Returns the completion vector for a device's queues: the configured one (`requested`), or one
+/// derived from the number of the reactor, so that the reactors of a process use different vectors.
 fn vector(requested: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 {
     let Some(DeviceInfo { name, capabilities }) = device else { return 0 };
     let vectors = capabilities.completion_vectors.max(1);

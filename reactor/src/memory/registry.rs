@@ -31,8 +31,9 @@ const PEERS: Access = Access::REMOTE.union(Access::READ_SINK);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegistrationTarget {
     pub(crate) device: usize,
-    /// The connection and its queue pair; `None` for a registration without a connection. Only the peer of this
-    /// connection gets rights to the region, except if the options grant rights to every peer.
+    /// The connection and its queue pair; `None` for a registration without a connection. Only the
+    /// peer of this connection gets rights to the region, except if the options grant rights to
+    /// every peer.
     pub(crate) connection: Option<(ConnectionId, QpId)>,
 }
 

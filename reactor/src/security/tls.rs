@@ -547,8 +547,8 @@ fn settings(why: impl fmt::Display) -> SecurityError {
     SecurityError::Settings(why.to_string())
 }
 
-/// Returns the ciphers and key exchanges of ring. AES-128-GCM comes first, because it is the fastest cipher on processors with AES
-/// instructions.
+/// Returns the ciphers and key exchanges of ring. AES-128-GCM comes first, because it is the
+/// fastest cipher on processors with AES instructions.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = rustls::crypto::ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);

@@ -25,9 +25,9 @@ use crate::{
 /// The channel to the task that waits for the end of a call.
 type AnswerSender = oneshot::Sender<Result<Bytes, CallError>>;
 
-/// The largest number of ended connections that may wait for a task to accept them on a listener. While as many wait,
-/// new connections are closed. The number of connections that have not ended is limited by
-/// [`crate::Config::max_connections`].
+/// The largest number of ended connections that may wait for a task to accept them on a listener.
+/// While as many wait, new connections are closed. The number of connections that have not ended is
+/// limited by [`crate::Config::max_connections`].
 const MAX_ENDED_IN_BACKLOG: usize = 1024;
 
 /// The handler of a [`super::ThreadedReactor`], see the [module](self).

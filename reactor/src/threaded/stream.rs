@@ -32,8 +32,8 @@ type PermitWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, Acqui
 /// - Each write is one message of at most 64 KiB, which is sent without a flush. A write waits
 ///   while 64 messages are queued. Programs with small writes use tokio's `BufWriter`.
 /// - `poll_shutdown` finishes writing: the peer reads all written bytes, then the end of the
-///   stream. It succeeds, too, if the program has read the end of the peer's stream, and the peer has
-///   then closed the connection: no one reads the end, or what was written last.
+///   stream. It succeeds, too, if the program has read the end of the peer's stream, and the peer
+///   has then closed the connection: no one reads the end, or what was written last.
 /// - If the stream is dropped without it, the peer reads the bytes that were written, and then its
 ///   reads fail. With the stream, its connection is closed.
 /// - Unread bytes occupy receive buffers, so a peer that is not read must stop.

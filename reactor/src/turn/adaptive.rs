@@ -47,13 +47,16 @@ const SAVED: f64 = 4_000_000.0;
 /// The estimates of the adaptive wait, and its credit.
 #[derive(Debug)]
 pub(crate) struct Adaptive {
-    /// The estimated time from empty queues to the next completion, without the cost of a wake-up, in ns.
+    /// The estimated time from empty queues to the next completion, without the cost of a wake-up,
+    /// in ns.
     gap: f64,
-    /// The estimated length of an idle time in which the reactor slept, in ns. It includes the polling before the sleep.
+    /// The estimated length of an idle time in which the reactor slept, in ns. It includes the
+    /// polling before the sleep.
     slept: f64,
     /// The estimated cost of a wake-up, in ns.
     cost: f64,
-    /// The processor time that polling may use now in addition to the time that sleeping would use, in ns.
+    /// The processor time that polling may use now in addition to the time that sleeping would use,
+    /// in ns.
     credit: f64,
     credited: Instant,
     idle: Option<Idle>,

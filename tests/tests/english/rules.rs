@@ -7,7 +7,8 @@ use super::text::{self, Kind, Paragraph, Shape, Text};
 const WIDTH: usize = 140;
 /// The largest allowed average length of the sentences of a document, in words.
 const AVERAGE: usize = 20;
-/// The beginning of a sentence that says what a reader can do afterwards. A page says what is on it.
+/// The beginning of a sentence that says what a reader can do afterwards. A page says what is on
+/// it.
 const PROMISE: &str = "After this page you";
 
 /// Expressions to avoid, each with its plain replacement. Each `~` stands for one word or none.

@@ -131,11 +131,14 @@ fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
     until(fabric, nodes, "time passes", |_| lock(fabric).now() >= end);
 }
 
-/// A connect request that is cancelled immediately counts towards `max_pending` until the reactor has released its state. So cancelled
-/// requests cannot cause more connections and buffers than this limit allows. `TAKEN_BACK` sets the number of requests (default: 400,000;
-/// `make soak` sends more). A server gets at most 24,000 requests, and the next ones go to a new server on a new network, because a
-/// simulated network has only about 45,000 ports. Each server handles few completions per turn, so that requests pile up. A server refuses
-/// about the same number of requests in each round, however many arrive, so the rounds of all servers are between 300 and 436 requests.
+/// A connect request that is cancelled immediately counts towards `max_pending` until the reactor
+/// has released its state. So cancelled requests cannot cause more connections and buffers than
+/// this limit allows. `TAKEN_BACK` sets the number of requests (default: 400,000; `make soak` sends
+/// more). A server gets at most 24,000 requests, and the next ones go to a new server on a new
+/// network, because a simulated network has only about 45,000 ports. Each server handles few
+/// completions per turn, so that requests pile up. A server refuses about the same number of
+/// requests in each round, however many arrive, so the rounds of all servers are between 300 and
+/// 436 requests.
 #[test]
 fn requests_that_are_taken_back_count_until_they_are_gone() {
     const EACH: usize = 24_000;

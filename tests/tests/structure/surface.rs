@@ -1,6 +1,7 @@
-//! Lists the public items of a crate: types, traits, functions, constants, and the methods of types and traits. Each `pub` item can be
-//! reached from outside the crate, because the lint `unreachable_pub` refuses all others. Checks that
-//! the visible items of a file come before the private ones.
+//! Lists the public items of a crate: types, traits, functions, constants, and the methods of types
+//! and traits. Each `pub` item can be reached from outside the crate, because the lint
+//! `unreachable_pub` refuses all others. Checks that the visible items of a file come before the
+//! private ones.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +30,8 @@ pub(crate) fn items(source: &Source) -> BTreeSet<String> {
     all
 }
 
-/// Returns a line for each private type or function that stands before the first visible item of its
-/// file. A reader of a file first sees what it offers.
+/// Returns a line for each private type or function that stands before the first visible item of
+/// its file. A reader of a file first sees what it offers.
 pub(crate) fn hidden_before_visible(source: &Source) -> Vec<String> {
     let hidden_first = |module: &Module| {
         let items = module.syntax.items.iter().filter(|item| !is_for_tests(attributes(item)));

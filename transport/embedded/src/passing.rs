@@ -35,8 +35,8 @@ pub fn send_with_descriptor(socket: BorrowedFd<'_>, packet: &[u8], file: Option<
     moved(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }).map(drop)
 }
 
-/// The buffer for the control data of a packet. It has room for more descriptors than a correct peer sends. So the
-/// surplus descriptors of an incorrect peer are received, and can be closed.
+/// The buffer for the control data of a packet. It has room for more descriptors than a correct
+/// peer sends. So the surplus descriptors of an incorrect peer are received, and can be closed.
 #[repr(C, align(8))]
 struct DescriptorControl([u8; 64]);
 

@@ -151,8 +151,8 @@ pub(super) fn a_region_lies_within_its_memory(harness: &mut Harness) {
     assert_eq!(std::sync::Arc::strong_count(&memory), 1, "the share of the region is released");
 }
 
-/// Establishes a connection, and registers a region of the passive side. Returns both ends, the part of the memory, the
-/// region, and the address by which the peer names the region.
+/// Establishes a connection, and registers a region of the passive side. Returns both ends, the
+/// part of the memory, the region, and the address by which the peer names the region.
 fn exposed(
     harness: &mut Harness,
     access: Access,
@@ -172,7 +172,8 @@ fn write(harness: &mut Harness, end: &ConnectionEnd, remote: RemoteAddress, byte
     assert_eq!(harness.side(ACTIVE).bytes(&sink), [byte; 64]);
 }
 
-/// Posts an operation that the peer must refuse. Checks that neither the peer's memory nor the local memory changes.
+/// Posts an operation that the peer must refuse. Checks that neither the peer's memory nor the
+/// local memory changes.
 fn refuse(harness: &mut Harness, pair: &[ConnectionEnd; 2], target: &std::ops::Range<usize>, op: SendOp) {
     let before = harness.side(PASSIVE).bytes(target);
     let local = harness.side(ACTIVE).allocate_with(&[3; 64]);

@@ -464,8 +464,8 @@ fn fill(harness: &mut Harness, end: &ConnectionEnd) {
     harness.post_recvs(end, &ranges).expect("room for all of them");
 }
 
-/// Destroys the connections, and then the shared queue. Checks that the shared queue cannot be destroyed before its
-/// connections.
+/// Destroys the connections, and then the shared queue. Checks that the shared queue cannot be
+/// destroyed before its connections.
 fn end_sharing(harness: &mut Harness, pairs: &[[ConnectionEnd; 2]], srq: SrqId) {
     let destroy =
         |harness: &mut Harness| harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq);

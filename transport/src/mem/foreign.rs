@@ -164,7 +164,8 @@ mod tests {
             return limit(before);
         }
         if std::env::var_os("EMULATED").is_some() {
-            // `tests/cross.sh` sets the variable. Not `eprintln!`, whose text the test harness hides.
+            // `tests/cross.sh` sets the variable. Not `eprintln!`, whose text the test harness
+            // hides.
             let why = b"the emulator starts no second program: the limit of files is not tested\n";
             return std::io::Write::write_all(&mut std::io::stderr(), why).unwrap();
         }

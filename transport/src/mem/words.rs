@@ -225,13 +225,13 @@ unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
 /// Returns the word that contains the byte at `at`, and the offset of the byte in the word.
 ///
 /// # Safety
-/// The whole word is in memory that stays valid for `'a`. Either only atomic operations on whole words, devices and the
-/// kernel use the word, or all of its users only read it.
+/// The whole word is in memory that stays valid for `'a`. Either only atomic operations on whole
+/// words, devices and the kernel use the word, or all of its users only read it.
 #[inline]
 unsafe fn word<'a>(at: NonNull<u8>) -> (&'a AtomicU64, usize) {
     let within = at.addr().get() % WORD;
-    // SAFETY: this is the aligned word that contains `at`. The caller promises that the word is valid, and that all of
-    // its users use atomic operations or only read it.
+    // SAFETY: this is the aligned word that contains `at`. The caller promises that the word is
+    // valid, and that all of its users use atomic operations or only read it.
     (unsafe { AtomicU64::from_ptr(at.as_ptr().sub(within).cast()) }, within)
 }
 

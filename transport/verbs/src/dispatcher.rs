@@ -131,9 +131,10 @@ fn subscribers() -> MutexGuard<'static, Subscribers> {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a number that is larger the more harm the loss of an event does. Nothing else reports that a device, a completion queue or a
-/// shared receive queue has failed. An event of a queue pair often belongs to another provider. Other signs, or a time limit, follow for
-/// an event that is not a failure of the queue pair.
+/// Returns a number that is larger the more harm the loss of an event does. Nothing else reports
+/// that a device, a completion queue or a shared receive queue has failed. An event of a queue pair
+/// often belongs to another provider. Other signs, or a time limit, follow for an event that is not
+/// a failure of the queue pair.
 const fn rank(event: &RawAsyncEvent) -> u8 {
     match event {
         RawAsyncEvent::DeviceFatal | RawAsyncEvent::CqError(_) | RawAsyncEvent::SrqError(_) => 2,
@@ -142,7 +143,8 @@ const fn rank(event: &RawAsyncEvent) -> u8 {
     }
 }
 
-/// Signals an eventfd, which makes an edge for epoll. Each write makes an edge, even if the eventfd is never read.
+/// Signals an eventfd, which makes an edge for epoll. Each write makes an edge, even if the eventfd
+/// is never read.
 fn signal(wake: &OwnedFd) {
     let one = 1_u64;
     // SAFETY: the call reads the eight bytes of a number, and writes to an open descriptor.

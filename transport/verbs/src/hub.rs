@@ -168,8 +168,8 @@ impl DeviceHub {
         key
     }
 
-    /// Returns the parameters that the local side offers to a peer. `requested` is the read depth that
-    /// the peer has requested; `None` if the local side connects, or answers a request for
+    /// Returns the parameters that the local side offers to a peer. `requested` is the read depth
+    /// that the peer has requested; `None` if the local side connects, or answers a request for
     /// datagrams, which has no read depth.
     pub(super) fn offer(
         &self,

@@ -14,14 +14,17 @@ pub struct PathState {
     pub mtu: u32,
     /// The type of service of every packet. Its upper six bits are the DSCP.
     pub type_of_service: u8,
-    /// The ack timeout, as a code ([`PathOptions::ack_timeout`](rdma_transport::PathOptions::ack_timeout)).
+    /// The ack timeout, as a code
+    /// ([`PathOptions::ack_timeout`](rdma_transport::PathOptions::ack_timeout)).
     pub ack_timeout: u8,
-    /// The number of times that the device retransmits an unanswered request before the connection fails.
+    /// The number of times that the device retransmits an unanswered request before the connection
+    /// fails.
     pub retry_count: u8,
-    /// The number of times that the device retransmits a message for which the peer had no receive posted. The peer sets this number. 7
-    /// means no limit.
+    /// The number of times that the device retransmits a message for which the peer had no receive
+    /// posted. The peer sets this number. 7 means no limit.
     pub rnr_retry_count: u8,
-    /// The receiver-not-ready timer, as a code ([`Retries::min_rnr_timer`](rdma_transport::Retries::min_rnr_timer)).
+    /// The receiver-not-ready timer, as a code
+    /// ([`Retries::min_rnr_timer`](rdma_transport::Retries::min_rnr_timer)).
     pub min_rnr_timer: u8,
     /// The number of RDMA Reads that the peer may have outstanding at this queue pair.
     pub responder_resources: u8,

@@ -63,8 +63,8 @@ async fn start(network: &str) -> Result<(SocketAddr, Option<ThreadedReactor>)> {
     Ok((address, Some(ThreadedReactor::start(config)?)))
 }
 
-/// Serves the requests of a connection, of either version of HTTP. hyper needs no more than a stream
-/// of bytes.
+/// Serves the requests of a connection, of either version of HTTP. hyper needs no more than a
+/// stream of bytes.
 fn serve(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
     let echo = service_fn(|request: Request<Incoming>| async {
         Ok::<_, hyper::Error>(Response::new(Full::new(request.into_body().collect().await?.to_bytes())))

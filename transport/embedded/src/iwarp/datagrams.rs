@@ -272,8 +272,8 @@ impl Ports {
         Ok(())
     }
 
-    /// Accepts the query of the id `query_key`. The reply names the queue pair of the id `owner`. The
-    /// peer sends its datagrams to that queue pair.
+    /// Accepts the query of the id `query_key`. The reply names the queue pair of the id `owner`.
+    /// The peer sends its datagrams to that queue pair.
     pub(super) fn reply_to_query<N: Net>(
         &mut self,
         hub: &mut Hub<N>,

@@ -40,8 +40,8 @@ impl Pace {
         self.room
     }
 
-    /// Returns true if a receive call is a sign of life of the peer. `bytes` is the number of bytes that the call returned. `fpdus` is
-    /// the number of FPDU headers that the call completed.
+    /// Returns true if a receive call is a sign of life of the peer. `bytes` is the number of bytes
+    /// that the call returned. `fpdus` is the number of FPDU headers that the call completed.
     #[inline]
     pub(super) const fn is_sign_of_life(&mut self, bytes: usize, fpdus: usize) -> bool {
         self.trickled += bytes;
@@ -52,8 +52,9 @@ impl Pace {
         sign
     }
 
-    /// Records a receive call that returned `bytes` bytes and completed the headers of `fpdus` FPDUs. Adapts the room for the next call.
-    /// Returns the cost of the call. `budget` is the largest cost that one connection may cause per call of `progress`.
+    /// Records a receive call that returned `bytes` bytes and completed the headers of `fpdus`
+    /// FPDUs. Adapts the room for the next call. Returns the cost of the call. `budget` is the
+    /// largest cost that one connection may cause per call of `progress`.
     #[inline]
     pub(super) fn cost(&mut self, bytes: usize, fpdus: usize, budget: usize) -> usize {
         let cost = bytes + fpdus * FPDU_COST;

@@ -66,8 +66,9 @@ enum FpduPhase {
 #[derive(Clone, Copy, Debug)]
 struct CurrentSegment {
     header: SegmentHeader,
-    /// `done` is the number of payload octets that have arrived, and `left` is the number of payload octets that are still to arrive. `pad`
-    /// is the number of pad octets behind the payload.
+    /// `done` is the number of payload octets that have arrived, and `left` is the number of
+    /// payload octets that are still to arrive. `pad` is the number of pad octets behind the
+    /// payload.
     done: usize,
     left: usize,
     pad: usize,
@@ -676,7 +677,8 @@ impl Receiver {
     }
 }
 
-/// Returns the length of the payload, computed from the ULPDU_Length. `bytes` is the complete header.
+/// Returns the length of the payload, computed from the ULPDU_Length. `bytes` is the complete
+/// header.
 #[inline]
 fn payload_len(bytes: &[u8]) -> usize {
     let ulpdu_len = bytes.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));

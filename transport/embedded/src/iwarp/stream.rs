@@ -31,7 +31,8 @@ const MAX_CONTROL: usize = 128 * 1024;
 /// The largest number of pieces that one FPDU adds: a header, the scatter-gather entries of a work request, and a trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 
-/// The table of regions, and the key of the connection. The peer of this connection accesses the regions.
+/// The table of regions, and the key of the connection. The peer of this connection accesses the
+/// regions.
 pub(crate) type Regions<'a> = (&'a KeyTable, Key);
 
 #[derive(Debug)]

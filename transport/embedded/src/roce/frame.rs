@@ -23,11 +23,12 @@ const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 /// The number of octets in an IPv4 header that follow its identification.
 const BEHIND_IDENTIFICATION: usize = 14;
 
-/// The hop limit in a route header. The value is made up, because a socket does not expose the hop limit of the received packet.
+/// The hop limit in a route header. The value is made up, because a socket does not expose the hop
+/// limit of the received packet.
 const HOPS: u8 = 64;
 
-/// Appends the ICRC to the packet that begins at [`HEADROOM`] of `buffer`. `len` is the length of the packet without its ICRC. Returns the
-/// range of the packet and its ICRC in `buffer`.
+/// Appends the ICRC to the packet that begins at [`HEADROOM`] of `buffer`. `len` is the length of
+/// the packet without its ICRC. Returns the range of the packet and its ICRC in `buffer`.
 pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> Range<usize> {
     let crc = crc(buffer, len, from, to);
     let end = HEADROOM + len;
@@ -35,8 +36,9 @@ pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
     HEADROOM..end + icrc::LEN
 }
 
-/// Returns true if the packet that begins at [`HEADROOM`] of `buffer` has a valid ICRC. `len` is the length of the packet with its ICRC.
-/// Over IPv4, the ICRC is valid if it matches for any identification, because sockets do not expose the identification.
+/// Returns true if the packet that begins at [`HEADROOM`] of `buffer` has a valid ICRC. `len` is
+/// the length of the packet with its ICRC. Over IPv4, the ICRC is valid if it matches for any
+/// identification, because sockets do not expose the identification.
 pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> bool {
     let Some(covered) = len.checked_sub(icrc::LEN).filter(|_| HEADROOM + len <= buffer.len()) else { return false };
     let own = crc(buffer, covered, from, to);
@@ -47,8 +49,9 @@ pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
         || from.is_ipv4() && icrc::identification(own ^ theirs, behind).is_some()
 }
 
-/// Returns the route header (GRH) that is placed in front of a datagram in its receive: the IPv6 header, or 20 zeros and the IPv4 header
-/// (annex A17.4.5.2). A socket does not expose the type of service, the identification and the time to live, so these have made-up values.
+/// Returns the route header (GRH) that is placed in front of a datagram in its receive: the IPv6
+/// header, or 20 zeros and the IPv4 header (annex A17.4.5.2). A socket does not expose the type of
+/// service, the identification and the time to live, so these have made-up values.
 pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN] {
     let udp_len = (len + 8) as u16;
     match (from, to) {
@@ -61,7 +64,8 @@ pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN
     }
 }
 
-/// Returns the addresses of the sender and the receiver in a route header. Returns `None` if the header is neither IPv4 nor IPv6.
+/// Returns the addresses of the sender and the receiver in a route header. Returns `None` if the
+/// header is neither IPv4 nor IPv6.
 pub(crate) fn parties(header: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let v6 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<16>()?));
     let v4 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<4>()?));

@@ -75,8 +75,8 @@ impl Tables {
     }
 }
 
-/// Returns the IP address in a socket address, and its scope: the index of the network interface of a link-local address, and 0 for other
-/// addresses.
+/// Returns the IP address in a socket address, and its scope: the index of the network interface of
+/// a link-local address, and 0 for other addresses.
 fn host(address: SocketAddr) -> (IpAddr, u32) {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (address.ip(), v6.scope_id()),

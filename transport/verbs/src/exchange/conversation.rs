@@ -14,7 +14,8 @@
 
 use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Violation};
 
-/// An event that a message from the peer causes. The boxed bytes are the private data of the message.
+/// An event that a message from the peer causes. The boxed bytes are the private data of the
+/// message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ConversationEvent {
     /// The peer requests a connection with a queue pair that has these attributes.
@@ -27,7 +28,8 @@ pub(crate) enum ConversationEvent {
     Ready,
     /// The peer has disconnected.
     Goodbye,
-    /// The peer has sent an invalid message, or a message that is not allowed in the current state. The conversation has ended.
+    /// The peer has sent an invalid message, or a message that is not allowed in the current state.
+    /// The conversation has ended.
     Violated(Violation),
 }
 
