@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Checks the library for other architectures, and runs the transport's unit tests and the recorded exchanges there under qemu-user: aarch64,
-# and s390x, which is big-endian. The layouts of C structures are asserted at compile time. Needs the standard library of each (rustup
-# fetches it, if there is a rustup), and root for the cross linkers and qemu-user.
+# Checks the library for other architectures, and runs the transport's unit tests and the recorded
+# exchanges there under qemu-user: aarch64, and s390x, which is big-endian. The layouts of C
+# structures are asserted at compile time. Before that, checks the interface of providers
+# (rdma-transport) for macOS, so that it does not depend on Linux. Needs the standard library of
+# each (rustup fetches it, if there is a rustup), and root for the cross linkers and qemu-user.
 #
 #   tests/cross.sh [aarch64 | s390x]...    both unless said otherwise
 set -euo pipefail
@@ -14,6 +16,14 @@ export EMULATED=1
 
 say() { echo "cross: $*" >&2; }
 
+fetch_std() { # TRIPLE
+    [ -d "$(rustc --print target-libdir --target "$1")" ] || rustup target add "$1" ||
+        { say "no standard library for $1: rustup has one, and Debian's libstd-rust-dev"; exit 1; }
+}
+
+fetch_std aarch64-apple-darwin
+RUSTFLAGS="-D warnings" cargo check --target aarch64-apple-darwin -p rdma-transport --no-default-features
+
 for machine; do
     triple=$machine-unknown-linux-gnu
     case $machine in
@@ -22,9 +32,7 @@ for machine; do
         *) say "$machine: wanted aarch64 or s390x"; exit 2 ;;
     esac
     tests/packages.sh "gcc-$machine-linux-gnu" $libc qemu-user-static
-    if [ ! -d "$(rustc --print target-libdir --target "$triple")" ]; then
-        rustup target add "$triple" || { say "no standard library for $triple: rustup has one, and Debian's libstd-rust-dev"; exit 1; }
-    fi
+    fetch_std "$triple"
     upper=$(tr a-z- A-Z_ <<< "$triple")
     export "CARGO_TARGET_${upper}_LINKER=$machine-linux-gnu-gcc"
     export "CARGO_TARGET_${upper}_RUNNER=qemu-$machine-static -L /usr/$machine-linux-gnu"

@@ -14,7 +14,7 @@ fi
 # Property tests store failed cases in a file, so Miri allows them to access the system.
 export RUSTFLAGS="--cfg heap_memory" MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}" PROPTEST_CASES=${PROPTEST_CASES:-4}
 run=(timeout 1800 cargo "+$toolchain" miri test --target-dir target/miri --no-default-features --lib)
-skip=(--skip mem::foreign --skip sockets::interfaces --skip packets:: --skip mem::shared --skip passing:: --skip slices_go_through_a_socket)
+skip=(--skip mem::file --skip sockets::interfaces --skip packets:: --skip mem::shared --skip passing:: --skip slices_go_through_a_socket)
 skip+=(--skip what_cannot_be_preferred --skip poor_entropy --skip soft::keys::tests::as_a_map --skip an_update_ends)
 if (($#)); then
     "${run[@]}" -p rdma-transport -p rdma-transport-embedded -p rdma-reactor -- "$@" "${skip[@]}"

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Result, TransportError};
-use crate::mem::{Memory, Sharing};
+use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion};
 use crate::provider::{DeviceId, PostError, Posted, Provider};
 use crate::qp::{QpId, SrqId};
@@ -33,8 +33,11 @@ impl Station {
     /// # Errors
     /// `ENOMEM` if the system has no memory left; `InvalidInput` if `len` is 0.
     pub fn new(mut provider: Box<dyn Provider>, len: usize) -> io::Result<Self> {
-        let shared = provider.shared_memory().is_some();
-        let memory = if shared { Memory::new_shared(len, Sharing::Write)? } else { Memory::new(len)? };
+        let memory = match provider.shared_memory() {
+            #[cfg(target_os = "linux")]
+            Some(_) => Memory::new_shared(len, crate::mem::Sharing::Write)?,
+            _ => Memory::new(len)?,
+        };
         Ok(Self { provider, memory: Arc::new(memory), key: LocalKey(0) })
     }
 

@@ -1,7 +1,9 @@
 //! The right of a provider to use the bytes of entries.
 
+#[cfg(target_os = "linux")]
+use super::Window;
 use super::frame;
-use super::{RecvSlice, SendSlice, Sge, Span, Window};
+use super::{RecvSlice, SendSlice, Sge, Span};
 
 /// The right of a provider to use the bytes of scatter/gather entries. A provider makes one
 /// constant, which costs nothing, and promises with it, once, to use entries only as long as they
@@ -72,6 +74,7 @@ impl EntryAccess {
 
     /// Copies the bytes of a window from `offset` on to an entry. Returns the number of bytes that
     /// this process is charged for.
+    #[cfg(target_os = "linux")]
     #[inline]
     pub fn fetch(self, entry: &Sge, window: &Window, offset: usize) -> u64 {
         window.fetch(offset, entry)

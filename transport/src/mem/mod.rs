@@ -4,11 +4,12 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`Memory`]: pages or a vector, and copies that may race with other accesses |
+//! | `advice.rs` | advice to the system about the pages of a memory (Linux) |
 //! | `access.rs` | [`EntryAccess`]: the use of entries by a provider |
-//! | `foreign.rs` | memory in a memory file, and memory that the program has allocated itself |
+//! | `file.rs` | memory in a memory file of the program (Linux) |
 //! | `sge.rs` | [`Sge`]: an entry of a work request, with a promise about the other users of its bytes |
 //! | `span.rs` | parts of a memory that peers may use at the same time |
-//! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
+//! | `shared.rs` | memory files that two processes of a host map (Linux): [`Memory::new_shared`], [`Window`] |
 //! | `frame.rs` | appending a frame (header, payload, padding) to a vector |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
 //! | `words.rs` | copies by atomic operations |
@@ -27,17 +28,23 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+#[cfg(target_os = "linux")]
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::mr::LocalKey;
 
 mod access;
-mod foreign;
+#[cfg(target_os = "linux")]
+mod advice;
+#[cfg(target_os = "linux")]
+mod file;
 pub mod frame;
 mod iovec;
 mod sge;
+#[cfg(target_os = "linux")]
 mod shared;
 mod span;
 mod words;
@@ -45,6 +52,7 @@ mod words;
 pub use access::EntryAccess;
 pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
 pub use sge::Sge;
+#[cfg(target_os = "linux")]
 pub use shared::{Sharing, Window};
 pub use span::Span;
 
@@ -68,6 +76,7 @@ enum Backing {
     Mapping(usize),
     /// A mapping of a whole memory file with this length, in bytes. If the flag is true, the pages
     /// of the file are removed when the memory is dropped.
+    #[cfg(target_os = "linux")]
     Lent(usize, AtomicBool),
     /// A vector with this capacity, in bytes. All words that contain a byte of the memory are inside the capacity, and
     /// are initialised.
@@ -166,29 +175,23 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()), file: None })
     }
 
-    /// Requests that the system backs the memory by huge pages (`madvise`(2), `MADV_HUGEPAGE`). This saves page faults
-    /// and address translations if the program uses most of the memory. If the program uses only a few parts, each part
-    /// occupies 2 MiB. Does nothing for memory below 2 MiB, for vectors, and on systems without huge pages.
-    pub fn prefer_huge_pages(&self) {
-        if matches!(self.backing, Backing::Mapping(_) | Backing::Lent(..)) && self.len >= HUGE_PAGE {
-            // SAFETY: `madvise` is advice about a mapping that this `Memory` owns, and changes no byte. An error has no
-            // effect.
-            let _ = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
+    /// Makes a `Memory` of memory that the program has allocated itself, such as a mapping of another library. Dropping
+    /// the result does not free the memory.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the address or the length is not a multiple of 8, or if the length is 0.
+    ///
+    /// # Safety
+    /// Until the result is dropped, the bytes stay mapped for reading and writing at the same address, and are used
+    /// only as the rule of the [module](self) allows. A provider that registers the result keeps an `Arc` of it until
+    /// the region is deregistered or the provider is dropped, and longer if a device can still access the memory. So
+    /// the result is dropped when the program and all providers have dropped their `Arc`s, which may never happen.
+    pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
+        if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
+            let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-    }
-
-    /// Requests that the system allocates pages on a NUMA node, as long as the node has free memory (`mbind`(2)). Pages
-    /// that were used before stay where they are. Does nothing for vectors, and if the node does not exist.
-    pub fn prefer_node(&self, node: u32) {
-        const NODES: usize = 1024;
-        let mut mask = [0_u64; NODES / 64];
-        let (Backing::Mapping(len) | Backing::Lent(len, _)) = self.backing else { return };
-        let Some(word) = mask.get_mut(node as usize / 64) else { return };
-        *word |= 1 << (node % 64);
-        let base = self.base.as_ptr();
-        // SAFETY: `mbind` is advice about a mapping that this `Memory` owns, and changes no byte. The mask has `NODES`
-        // bits. An error has no effect.
-        let _ = unsafe { libc::syscall(libc::SYS_mbind, base, len, libc::MPOL_PREFERRED, mask.as_ptr(), NODES, 0) };
+        Ok(Self { base, len, backing: Backing::Foreign, file: None })
     }
 
     /// Returns the length, in bytes.
@@ -210,6 +213,19 @@ impl Memory {
     #[inline]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
+    }
+
+    /// Removes the descriptor of the memory file from this `Memory`, and returns the descriptor. Returns `None` if
+    /// there is no descriptor. A caller that sends the descriptor to only one process uses this function, and closes
+    /// the descriptor after it is sent.
+    pub fn take_file(&mut self) -> Option<OwnedFd> {
+        self.file.take()
+    }
+
+    /// Returns the descriptor of the memory file. Returns `None` if the memory is not in a file that can be sent.
+    #[must_use]
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
     /// Copies the bytes from `offset` on into the whole of `out`. Returns false, and copies nothing, if the range
@@ -280,19 +296,24 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        let unmap = |base: NonNull<u8>, len| {
+            // SAFETY: this is the whole mapping that a constructor made. Nothing uses it any more.
+            let rc = unsafe { libc::munmap(base.as_ptr().cast(), len) };
+            debug_assert_eq!(rc, 0, "munmap of a whole mapping");
+        };
         match self.backing {
             // SAFETY: the pointer and the capacity are those of the vector that `from_vec` has dismantled, and the
             // length is at most the vector's length. Nothing uses the bytes any more.
             Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
             Backing::Foreign => {}
-            Backing::Mapping(len) | Backing::Lent(len, _) => {
-                if matches!(&self.backing, Backing::Lent(_, removes) if removes.load(Relaxed)) {
+            Backing::Mapping(len) => unmap(self.base, len),
+            #[cfg(target_os = "linux")]
+            Backing::Lent(len, ref removes) => {
+                if removes.load(Relaxed) {
                     // SAFETY: this is the mapping of a whole file. Nothing uses it any more.
                     unsafe { shared::remove_pages(self.base, len) };
                 }
-                // SAFETY: this is the whole mapping that a constructor made. Nothing uses it any more.
-                let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
-                debug_assert_eq!(rc, 0, "munmap of a whole mapping");
+                unmap(self.base, len);
             }
         }
     }
@@ -409,16 +430,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_preferred_changes_nothing() {
-        let small = Memory::new(HUGE_PAGE - 4096).unwrap();
-        let vector = Memory::from_vec(vec![1; 2 * HUGE_PAGE]).unwrap();
-        for memory in [&small, &vector] {
+    fn memory_of_the_program_s_own_is_left_to_it() {
+        let mut own = vec![0_u64; 512];
+        let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
+        {
+            // SAFETY: the vector outlives the memory, and nothing else uses the vector in that time.
+            let memory = unsafe { Memory::from_raw(base, 4096) }.unwrap();
+            assert!(memory.copy_in(8, &7_u64.to_ne_bytes()));
             memory.prefer_huge_pages();
-            for node in [0, 63, 1023, 1024, u32::MAX] {
-                memory.prefer_node(node);
-            }
-            memory.write(5, &[9]);
-            assert_eq!(memory.read(5, 1), [9]);
+            memory.prefer_node(0);
+        }
+        assert_eq!(own[1], 7);
+        for (offset, len) in [(1, 4088), (0, 4095), (0, 0)] {
+            // SAFETY: the call fails before it accesses the memory.
+            let refused = unsafe { Memory::from_raw(base.byte_add(offset), len) };
+            assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         }
     }
 }

@@ -91,19 +91,6 @@ impl Memory {
             removes.store(false, Ordering::Relaxed);
         }
     }
-
-    /// Removes the descriptor of the memory file from this `Memory`, and returns the descriptor. Returns `None` if
-    /// there is no descriptor. A caller that sends the descriptor to only one process uses this function, and closes
-    /// the descriptor after it is sent.
-    pub fn take_file(&mut self) -> Option<OwnedFd> {
-        self.file.take()
-    }
-
-    /// Returns the descriptor of the memory file. Returns `None` if the memory is not in a file that can be sent.
-    #[must_use]
-    pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(AsFd::as_fd)
-    }
 }
 
 /// A mapping of another process's memory file. The other process may use the memory at the same time.

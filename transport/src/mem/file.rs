@@ -1,11 +1,11 @@
-//! Constructors of [`Memory`] for a memory file, and for memory that the program has allocated itself.
+//! Constructors of [`Memory`] for a memory file of the program.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use super::shared::{file_len, file_system, memfd, seal, seals, stat};
-use super::{Backing, Memory, page_size, words};
+use super::{Backing, Memory, page_size};
 
 impl Memory {
     /// Allocates `len` bytes, rounded up to whole pages, in a new memory file. Returns the memory and the descriptor of
@@ -75,25 +75,6 @@ impl Memory {
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Self { base, len, backing: Backing::Mapping(mapped), file: None })
-    }
-
-    /// Makes a `Memory` of memory that the program has allocated itself, such as a mapping of another library. Dropping
-    /// the result does not free the memory.
-    ///
-    /// # Errors
-    /// `InvalidInput` if the address or the length is not a multiple of 8, or if the length is 0.
-    ///
-    /// # Safety
-    /// Until the result is dropped, the bytes stay mapped for reading and writing at the same address, and are used
-    /// only as the rule of the [module](super) allows. A provider that registers the result keeps an `Arc` of it until
-    /// the region is deregistered or the provider is dropped, and longer if a device can still access the memory. So
-    /// the result is dropped when the program and all providers have dropped their `Arc`s, which may never happen.
-    pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
-        if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
-            let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        }
-        Ok(Self { base, len, backing: Backing::Foreign, file: None })
     }
 }
 
@@ -169,7 +150,7 @@ mod tests {
             let why = b"the emulator starts no second program: the limit of files is not tested\n";
             return std::io::Write::write_all(&mut std::io::stderr(), why).unwrap();
         }
-        let test = "mem::foreign::tests::a_file_above_the_limit_of_the_process_is_an_error";
+        let test = "mem::file::tests::a_file_above_the_limit_of_the_process_is_an_error";
         let mut limited = std::process::Command::new(std::env::current_exe().unwrap());
         let output = limited.args(["--exact", test]).env(LIMITED, "1").output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
@@ -211,24 +192,5 @@ mod tests {
         assert!(said(new_memfd(0, 8192).as_fd(), 0, 4096).contains("MFD_ALLOW_SEALING"));
         let ordinary = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(said(ordinary.as_fd(), 0, 4096).contains("give a memfd"));
-    }
-
-    #[test]
-    fn memory_of_the_program_s_own_is_left_to_it() {
-        let mut own = vec![0_u64; 512];
-        let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
-        {
-            // SAFETY: the vector outlives the memory, and nothing else uses the vector in that time.
-            let memory = unsafe { Memory::from_raw(base, 4096) }.unwrap();
-            assert!(memory.copy_in(8, &7_u64.to_ne_bytes()));
-            memory.prefer_huge_pages();
-            memory.prefer_node(0);
-        }
-        assert_eq!(own[1], 7);
-        for (offset, len) in [(1, 4088), (0, 4095), (0, 0)] {
-            // SAFETY: the call fails before it accesses the memory.
-            let refused = unsafe { Memory::from_raw(base.byte_add(offset), len) };
-            assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        }
     }
 }
