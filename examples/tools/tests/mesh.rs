@@ -326,7 +326,7 @@ impl Handler for Liar {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (host, provider, device) = ("liar".to_owned(), "iwarp".to_owned(), String::new());
         let (address, port) = (Some(self.named.ip()), self.named.port());
-        let entry = Entry { host, address, port, provider, device };
+        let entry = Entry { host, address, port, provider, device, processors: None };
         cx.send(conn, &write(&RankReport::Joined(entry))).expect("room");
     }
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {

@@ -46,6 +46,9 @@ pub struct Entry {
     pub provider: String,
     /// The name of the device that the connections use.
     pub device: String,
+    /// The number of processors that the rank's process may use. `None` if the system does not
+    /// report it.
+    pub processors: Option<usize>,
 }
 
 /// The quantity that a pair of ranks measures.

@@ -464,7 +464,7 @@ mod tests {
 
     fn entry(rank: usize) -> Entry {
         let (host, provider, device) = (format!("n{rank}"), "iwarp".into(), "iwarp0".into());
-        Entry { host, address: None, port: 1, provider, device }
+        Entry { host, address: None, port: 1, provider, device, processors: None }
     }
 
     /// Simulated ranks, which answer each order immediately. Ranks in `silent` do not answer.

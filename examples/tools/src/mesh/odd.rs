@@ -3,7 +3,7 @@
 //! A direction leads from one rank to another. Its figure is compared with two medians: the median of the other directions from the same
 //! rank, and the median of the other directions to the same rank. The worse of these two medians counts. If all directions of a rank are
 //! slow, the rank is odd, but its directions are not odd. Directions within a host are compared only with each other; the same applies to
-//! directions between hosts.
+//! directions between hosts. Directions within a host that has more ranks than processors are not compared at all.
 
 use serde::Serialize;
 
@@ -58,6 +58,7 @@ impl Judgement {
     pub fn new(results: &Results, figure: Figure) -> Self {
         let ranks = results.ranks();
         let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();
+        let crowded = results.crowded();
         let within = |a: usize, b: usize| hosts[a] == hosts[b];
         let mut times = vec![None; ranks * ranks];
         let others = |rank: usize| (0..ranks).filter(move |&other| other != rank);
@@ -77,6 +78,9 @@ impl Judgement {
         for kind in [true, false] {
             let (rows, columns) = (lists(false, kind), lists(true, kind));
             for from in 0..ranks {
+                if kind && crowded.contains_key(hosts[from]) {
+                    continue;
+                }
                 for to in others(from).filter(|&to| within(from, to) == kind) {
                     let Some(cost) = results.cost(from, to, figure) else { continue };
                     let expected = [without(&rows[from], cost), without(&columns[to], cost)];
@@ -126,11 +130,15 @@ fn without(sorted: &[f64], cost: f64) -> Option<f64> {
 }
 
 /// Returns a factor for each rank: the median of the rank's directions, divided by the median of the other ranks' medians. If a rank has
-/// directions between hosts, only these directions count.
+/// directions between hosts, only these directions count. Directions within a host that has more ranks than processors do not count.
 fn ranks_times(results: &Results, figure: Figure) -> Vec<Option<f64>> {
     let ranks = results.ranks();
     let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();
+    let crowded = results.crowded();
     let own = |rank: usize, between: bool| {
+        if !between && crowded.contains_key(hosts[rank]) {
+            return None;
+        }
         let peers = (0..ranks).filter(|&peer| peer != rank && (hosts[peer] != hosts[rank]) == between);
         let costs = peers.flat_map(|peer| [results.cost(rank, peer, figure), results.cost(peer, rank, figure)]);
         median(costs.flatten().collect())
@@ -161,7 +169,7 @@ mod tests {
         for (rank, host) in hosts.chars().enumerate() {
             let (provider, device) = ("iwarp".into(), "iwarp0".into());
             results.member_mut(rank).entry =
-                Some(Entry { host: host.into(), address: None, port: 1, provider, device });
+                Some(Entry { host: host.into(), address: None, port: 1, provider, device, processors: Some(8) });
         }
         for a in 0..ranks {
             for b in a + 1..ranks {
@@ -210,6 +218,19 @@ mod tests {
             }
         };
         assert_eq!(odd(&results(hosts, slow)), (vec![(0, 3)], vec![]));
+    }
+
+    #[test]
+    fn links_within_a_host_with_too_few_processors_are_not_judged() {
+        let slow = |a, b| if (a, b) == (1, 2) { 100.0 } else { 10.0 };
+        for (hosts, expected) in [("aaaa", vec![]), ("aabb", vec![(1, 2)])] {
+            let mut crowded = results(hosts, slow);
+            for rank in 0..4 {
+                crowded.member_mut(rank).entry.as_mut().unwrap().processors = Some(if rank == 1 { 1 } else { 3 });
+            }
+            assert_eq!(odd(&crowded), (expected, vec![]), "{hosts}");
+        }
+        assert_eq!(odd(&results("aaaa", slow)), (vec![(1, 2)], vec![]), "eight processors");
     }
 
     #[test]

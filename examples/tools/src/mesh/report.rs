@@ -120,7 +120,8 @@ impl<'a> Report<'a> {
         pairs.into_iter().take(most).map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// Returns sentences about the ranks that are gone, and about the ranks that are much worse than the others.
+    /// Returns sentences about the ranks that are gone, about the ranks that are much worse than the others, and about hosts with
+    /// more ranks than processors.
     #[must_use]
     pub fn about_ranks(&self) -> Vec<String> {
         let members = self.results.members();
@@ -143,7 +144,12 @@ impl<'a> Report<'a> {
             let line = || format!("rank {rank} on {}: {device} counted: {}", member.host(), troubles.join("; "));
             (!troubles.is_empty()).then(line)
         });
-        gone.chain(odd).chain(counted).collect()
+        let crowded = self.results.crowded().into_iter().map(|(host, (ranks, processors))| {
+            format!(
+                "{host} has {ranks} ranks and {processors} processors: its pairs wait for each other, and are not compared"
+            )
+        });
+        gone.chain(odd).chain(counted).chain(crowded).collect()
     }
 
     /// Formats the report as text, with at most `most` pairs in its table.

@@ -208,6 +208,21 @@ impl Results {
         self.pair_mut(a, b).shm = true;
     }
 
+    /// Returns the hosts with more ranks than processors: the number of ranks and of processors by
+    /// the name of the host. There, ranks wait for a processor, so the figures of pairs within the
+    /// host differ by any factor.
+    #[must_use]
+    pub fn crowded(&self) -> BTreeMap<&str, (usize, usize)> {
+        let mut hosts = BTreeMap::new();
+        for entry in self.members.iter().filter_map(|member| member.entry.as_ref()) {
+            let (ranks, processors) = hosts.entry(entry.host.as_str()).or_insert((0, usize::MAX));
+            *ranks += 1;
+            *processors = entry.processors.map_or(*processors, |own| own.min(*processors));
+        }
+        hosts.retain(|_, (ranks, processors)| ranks > processors);
+        hosts
+    }
+
     /// Records that a pair does not work. If a reason is recorded already, it is kept.
     pub fn fails(&mut self, a: usize, b: usize, why: &str) {
         self.pair_mut(a, b).broken.get_or_insert_with(|| why.to_owned());

@@ -1,6 +1,7 @@
 //! One run of the program: parses the command line, runs the reactor, and writes the output files of rank 0.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -209,7 +210,8 @@ fn rank(cli: &MeshArgs, place: &RankSettings, hosts: Vec<String>, carrier: &Carr
     let limits = Limits { connects, patience, silence, extent, measure, load: cli.all_to_all };
     let member = Member::new(place.rank, ranks, limits, device.clone(), now);
     let host = place.label.clone().unwrap_or_else(host_name);
-    let entry = Entry { host, address: None, port, provider, device };
+    let processors = std::thread::available_parallelism().ok().map(NonZero::get);
+    let entry = Entry { host, address: None, port, provider, device, processors };
     log::info!("rank {} of {ranks}, from {}; rank 0 is at {}", place.rank, place.launcher, place.root);
     Ok(Rank::new(member, part, SocketAddr::new(ip, port), entry, entropy))
 }

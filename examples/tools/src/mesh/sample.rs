@@ -8,7 +8,8 @@ fn named(ranks: usize) -> Results {
     let mut results = Results::new(ranks);
     for rank in 0..ranks {
         let (provider, device) = ("iwarp".into(), "iwarp0".into());
-        let entry = Entry { host: format!("n{rank}"), address: None, port: 1, provider, device };
+        let host = format!("n{rank}");
+        let entry = Entry { host, address: None, port: 1, provider, device, processors: Some(1) };
         results.member_mut(rank).entry = Some(entry);
     }
     results
