@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
+readme=$PWD/README.md
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 packages=(rdma-transport rdma-transport-embedded rdma-transport-verbs rdma-reactor)
 for package in transport transport/embedded transport/verbs reactor; do
@@ -33,3 +34,25 @@ done
 (cd "$folder/rdma-transport-$version" && timeout 300 "$cargo" test --doc)
 # One of the README's programs needs tokio.
 (cd "$folder/rdma-reactor-$version" && timeout 300 "$cargo" test --doc --features tokio)
+
+# What the README says of the costs: a program of a user, with the default features and the default
+# settings of cargo for releases. The time is only printed.
+crates=$("$cargo" tree -p rdma-reactor -e normal,build --prefix none --no-dedupe | awk '!/^rdma-/ { print $1, $2 }' | sort -u | wc -l)
+mkdir -p "$folder/echo/src"
+cp examples/src/bin/01-echo.rs "$folder/echo/src/main.rs"
+cat > "$folder/echo/Cargo.toml" <<EOF
+[package]
+name = "echo"
+edition = "2024"
+[dependencies]
+rdma-reactor = { path = "../rdma-reactor-$version" }
+EOF
+cd "$folder/echo"
+rm -rf "$CARGO_TARGET_DIR/release"
+TIMEFORMAT="package.sh: %U s of processor time to build 01-echo and its dependencies"
+time timeout 900 "$cargo" build --release
+timeout 60 "$CARGO_TARGET_DIR/release/echo"
+mebibytes=$(stat -c %s "$CARGO_TARGET_DIR/release/echo" | awk '{ printf "%.1f", $1 / 1048576 }')
+for figure in "$crates crates" "\`01-echo\` is $mebibytes MiB"; do
+    grep -qF "$figure" "$readme" || { echo "package.sh: README.md does not say \"$figure\"" >&2; exit 1; }
+done
