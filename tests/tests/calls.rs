@@ -283,33 +283,46 @@ fn each_call_of_a_handler_has_one_end() {
     assert!(log[6].starts_with("lost: ") && log[7].starts_with("client: lost"), "{log:?}");
 }
 
-/// A client whose `on_end` panics for the first of three calls that end at the same time.
-struct Panicking(Log);
+/// A client whose `on_end` panics for the first of three calls that end at the same time: at their
+/// deadline, or with their connection.
+struct Panicking(Log, CallError);
 
 impl CallHandler for Panicking {
     type Tag = u8;
 
     fn on_connect(&mut self, cx: &mut CallContext<'_, u8>, conn: ConnectionId) {
         (0..3).for_each(|tag| _ = cx.call(conn, b"late", WITHIN, tag).expect("an open connection"));
+        if self.1 != CallError::Deadline {
+            cx.context().abort(conn);
+        }
     }
     fn on_end(&mut self, _: &mut CallContext<'_, u8>, _: CallId, tag: u8, result: CallResult<'_>) {
-        assert_eq!(result.map(drop), Err(CallError::Deadline));
+        assert_eq!(result.map(drop).as_ref(), Err(&self.1));
         self.0.borrow_mut().push(tag.to_string());
         assert!(self.0.borrow().len() > 1, "the first one");
     }
+    fn on_disconnect(&mut self, _: &mut CallContext<'_, u8>, _: ConnectionId, _: DisconnectReason) {
+        self.0.borrow_mut().push("over".into());
+    }
 }
 
-/// A panic of a callback that reports one of several ends costs none of the others.
+/// A panic of a callback that reports one of several ends costs none of the others, and not the end
+/// of the connection, which comes last.
 #[test]
 fn a_panic_in_an_end_leaves_the_others() {
-    let (fabric, log) = (network(2), Log::default());
-    let config = Config::default().contain_panics(true);
-    let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
-    server.context().listen(address(0, PORT)).expect("a listener");
-    client.context().connect(address(0, PORT)).expect("connecting");
-    let sides = (WithCalls::new(Hoarder::default()), WithCalls::new(Panicking(Rc::clone(&log))));
-    let mut nodes = [Node::new(server, Box::new(sides.0)), Node::new(client, Box::new(sides.1))];
-    until(&fabric, &mut nodes, "all three have ended", |_| log.borrow().len() == 3);
+    for (error, ends) in
+        [(CallError::Deadline, 3), (CallError::Disconnected(DisconnectReason::Local { complete: false }), 4)]
+    {
+        let (fabric, log) = (network(2), Log::default());
+        let config = Config::default().contain_panics(true);
+        let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
+        server.context().listen(address(0, PORT)).expect("a listener");
+        client.context().connect(address(0, PORT)).expect("connecting");
+        let sides = (WithCalls::new(Hoarder::default()), WithCalls::new(Panicking(Rc::clone(&log), error)));
+        let mut nodes = [Node::new(server, Box::new(sides.0)), Node::new(client, Box::new(sides.1))];
+        until(&fabric, &mut nodes, "all have ended", |_| log.borrow().len() == ends);
+        assert_eq!(log.borrow().iter().position(|line| line == "over"), (ends == 4).then_some(3));
+    }
 }
 
 /// A peer that sends requests as fast as it can, and releases no received message, so that it accepts no answers.

@@ -1,5 +1,6 @@
 //! The callbacks of calls, for programs whose connections carry nothing else.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub type CallResult<'a> = Result<ReceivedPayload<'a>, CallError>;
 ///
 /// - Each call for which [`CallContext::call`] has returned an id ends with one `on_end`, before
 ///   the `on_disconnect` of its connection at the latest, unless the program cancels it, or drops
-///   the reactor. If an `on_end` panics ([`crate::Config::contain_panics`]), others can follow in a
-///   later turn.
+///   the reactor. If an `on_end` panics ([`crate::Config::contain_panics`]), other ends and the
+///   `on_disconnect` can follow in a later turn.
 /// - Each request is answered or dismissed by the program, in `on_request` or later.
 ///
 /// ```
@@ -248,6 +249,8 @@ pub struct WithCalls<H: CallHandler<M>, M = ()> {
     /// The handler of the program.
     pub handler: H,
     calls: Calls<H::Tag>,
+    /// Connections that have ended, whose `on_disconnect` follows the ends of their calls.
+    ended: VecDeque<(ConnectionId, DisconnectReason)>, // local: empty unless a callback panics
 }
 
 impl<M, H: CallHandler<M> + fmt::Debug> fmt::Debug for WithCalls<H, M> {
@@ -259,7 +262,7 @@ impl<M, H: CallHandler<M> + fmt::Debug> fmt::Debug for WithCalls<H, M> {
 impl<M, H: CallHandler<M>> WithCalls<H, M> {
     /// Creates a `WithCalls` with the default limits. It will call the callbacks of `handler`.
     pub fn new(handler: H) -> Self {
-        Self { handler, calls: Calls::new() }
+        Self { handler, calls: Calls::new(), ended: VecDeque::new() }
     }
 
     /// Returns a context for calls outside of callbacks. `cx` must be the
@@ -272,12 +275,17 @@ impl<M, H: CallHandler<M>> WithCalls<H, M> {
         (&mut self.handler, CallContext { calls: &mut self.calls, cx: cx.reborrow() })
     }
 
-    /// Reports the calls that have ended without an answer.
-    fn report_failed(&mut self, cx: &mut Context<'_>) {
+    /// Reports the calls that have ended without an answer, and then the connections that have ended.
+    fn report_ends(&mut self, cx: &mut Context<'_>) {
         while let Some(FailedCall { call, tag, error }) = self.calls.next_failed() {
             let (handler, cx) = self.split(cx);
             let mut one = OneOfSeveral(cx);
             handler.on_end(&mut one.0, call, tag, Err(error));
+        }
+        while let Some((conn, reason)) = self.ended.pop_front() {
+            let (handler, cx) = self.split(cx);
+            let mut one = OneOfSeveral(cx);
+            handler.on_disconnect(&mut one.0, conn, reason);
         }
     }
 }
@@ -317,7 +325,7 @@ impl<M, H: CallHandler<M>> Handler<M> for WithCalls<H, M> {
 
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {
         if self.calls.on_timer(cx, timer) {
-            return self.report_failed(cx);
+            return self.report_ends(cx);
         }
         let (handler, mut cx) = self.split(cx);
         handler.on_timer(&mut cx, timer, token);
@@ -325,11 +333,11 @@ impl<M, H: CallHandler<M>> Handler<M> for WithCalls<H, M> {
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         self.calls.on_disconnect(conn, &reason);
-        if !crate::planted("lost-calls-are-not-reported") {
-            self.report_failed(cx);
+        if crate::planted("lost-calls-are-not-reported") {
+            while self.calls.next_failed().is_some() {}
         }
-        let (handler, mut cx) = self.split(cx);
-        handler.on_disconnect(&mut cx, conn, reason);
+        self.ended.push_back((conn, reason));
+        self.report_ends(cx);
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
