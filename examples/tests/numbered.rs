@@ -44,8 +44,9 @@ fn bad_arguments_are_one_line_that_names_them() {
     }
 }
 
-/// With too few file descriptors, a client of the program cannot connect. The program must then fail instead of waiting for its server.
-/// The number of descriptors that it needs for everything else is found by trying.
+/// With too few file descriptors, a client of the program cannot connect. The program must then
+/// fail instead of waiting for its server. The number of descriptors that the program needs before
+/// it connects is unknown, so the test tries all numbers.
 #[test]
 fn a_program_that_cannot_connect_fails() {
     let refused = "conn#0.1: Too many open files";
@@ -158,7 +159,8 @@ fn a_store_gives_its_blocks_back() {
     std::fs::remove_file(&named).expect("it is there");
 }
 
-/// The store cannot extend its temporary file, because the file would be longer than its limit.
+/// The store fails because it cannot extend its temporary file: `ulimit -f` limits the length of
+/// files.
 #[test]
 fn a_store_that_fails_leaves_no_file() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("block-store");
@@ -167,7 +169,7 @@ fn a_store_that_fails_leaves_no_file() {
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\"", env!("CARGO_BIN_EXE_11-block-store")])
         .env("TMPDIR", &folder)
-        // In a build that measures coverage, the counts would be a file, too.
+        // A build that measures coverage would also write a file with its counts.
         .env("LLVM_PROFILE_FILE", "/dev/null")
         .env_remove("RUST_LOG")
         .output()

@@ -80,9 +80,9 @@ impl Backoff {
         self.attempts
     }
 
-    /// Starts again: the next pause is at most the argument `first` of [`Backoff::new`]. Call `reset` after a
-    /// connection has carried messages, not as soon as it is established, because a new connection may fail
-    /// immediately.
+    /// Resets the growth of the pauses: the next pause is at most the argument `first` of
+    /// [`Backoff::new`]. Call `reset` after a connection has carried messages, not as soon as it is
+    /// established, because a new connection may fail immediately.
     pub const fn reset(&mut self) {
         self.attempts = 0;
     }

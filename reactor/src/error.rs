@@ -25,7 +25,8 @@ pub enum Error {
         /// The valid values.
         range: Cow<'static, str>,
     },
-    /// The reactor cannot use the provider on this machine.
+    /// The reactor cannot use the provider on this machine. With the provider `any`: the program
+    /// gave the reactor no providers, or too many.
     #[error("the provider {provider} is not available: {reason}")]
     NoProvider {
         /// The name of the provider.
@@ -127,11 +128,15 @@ pub enum SendErrorKind {
     /// A resource is used up. When it is available again, the reactor calls `on_writable` once.
     #[error("{0}: wait for on_writable")]
     WouldBlock(Blocked),
-    /// The message is longer than the longest message that the peer accepts. A copied message that
-    /// the peer would fetch must also fit into the local `LargeMessageSettings::memory`. A
-    /// [`crate::SendBuffer`] must fit into one buffer of the peer
-    /// ([`crate::ConnectionContext::buffer_size`]). For a datagram, a one-sided operation or a
-    /// piece of a transfer, the length exceeds the limit of the local device.
+    /// The length exceeds a limit:
+    ///
+    /// - A message may be at most as long as the longest message that the peer accepts.
+    /// - A copied message that the peer would fetch by RDMA Read must also fit into the local
+    ///   `LargeMessageSettings::memory`.
+    /// - A [`crate::SendBuffer`] must fit into one buffer of the peer
+    ///   ([`crate::ConnectionContext::buffer_size`]).
+    /// - A datagram, a one-sided operation or a piece of a transfer may be at most as long as the
+    ///   local device permits.
     #[error("{len} bytes in one message or operation: at most {max} are possible here")]
     TooLong {
         /// The length of the message, the operation or the piece, in bytes.
@@ -258,9 +263,9 @@ pub enum Outcome {
     /// The connection ended before the send completed. The peer may or may not have received the message. To report the device together
     /// with the failure, call [`crate::ConnectionContext::device`].
     Failed(Failure),
-    /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse only messages that it
-    /// would fetch: those of [`crate::Context::offer`], and those that are longer than one buffer and are not sent in
-    /// several buffers.
+    /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse
+    /// only messages that its reactor fetches by RDMA Read: those of [`crate::Context::offer`], and
+    /// those that are longer than one buffer and are not sent in several buffers.
     Refused,
 }
 
@@ -322,8 +327,9 @@ pub enum ConnectError {
     /// Another operation failed on the local side. The text names the operation and the error.
     #[error("{0}")]
     Local(String),
-    /// The local side closed the connection before it was established: the program closed it or shut the reactor down, or the deadline of a
-    /// drain has passed. In `DatagramHandler::on_peer`, it means that the endpoint ended before the search.
+    /// The local side closed the connection before it was established: the program closed it or
+    /// shut the reactor down, or the deadline of a drain has passed. In `DatagramHandler::on_peer`,
+    /// it means that the endpoint ended before it had found the peer.
     #[error("closed before it was established")]
     Cancelled,
 }
@@ -377,15 +383,17 @@ pub enum DisconnectReason {
     /// Nothing was received from the peer for `Timeouts::keepalive`.
     #[error("the peer was silent for the keepalive timeout")]
     KeepaliveTimeout,
-    /// A large message or a transfer of a list did not make progress in time. A large message is offered to its receiver, which fetches it
-    /// by RDMA Read. The reason is one of these:
+    /// A large message, or a transfer ([`crate::RemoteContext::transfer`]), did not make progress
+    /// in time. A large message is offered to its receiver, which fetches it by RDMA Read. The
+    /// cause is one of these:
     ///
     /// - The peer made no progress for `Timeouts::transfer`: it did not fetch a message that the local side had offered, or it did not
     ///   answer the local side's Reads of a message that the peer had offered.
     /// - The peer offered a message, but answered no Read of that message for 2 s, while other connections waited for memory for large
     ///   messages.
     /// - The peer reported that it was waiting for memory, and did not fetch an offered message within four times `Timeouts::transfer`.
-    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of the transfer were in flight.
+    /// - The deadline of a transfer ([`crate::TransferOptions::within`]) passed while pieces of the
+    ///   transfer were in flight.
     #[error("a large message made no progress for the transfer timeout, or a transfer was not done at its deadline")]
     TransferTimeout,
     /// The peer violated the protocol of this library.
@@ -440,7 +448,8 @@ pub enum PeerViolation {
     /// the peer sent a message in several buffers that is too long.
     #[error("it offered a message that exceeds the limits")]
     InvalidOffer,
-    /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in this state.
+    /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in
+    /// the current state of the connection.
     #[error("it sent a malformed message")]
     MalformedMessage,
     /// A message of a secured connection is not the next message that the peer has encrypted. The message was changed, repeated or forged

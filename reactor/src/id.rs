@@ -1,8 +1,9 @@
 //! The ids of connections, listeners, timers, sends and other objects, and the ids of work requests.
 //!
-//! The id of an object consists of its slot in a table, of a generation, and of the number of its reactor. When a slot is used again, the
-//! generation changes. So an id never refers to an object other than its own. If the object does not exist any more, or belongs to another
-//! reactor, an operation with its id fails.
+//! The id of an object consists of its slot in a table, of a generation, and of the number of its
+//! reactor. When a slot is used again, the generation changes. So an id never refers to a later
+//! object in the same slot. If the object does not exist any more, or belongs to another reactor,
+//! an operation with its id fails.
 
 use std::fmt;
 
@@ -122,7 +123,8 @@ define_id!(
     TimerId, "timer"
 );
 define_id!(
-    /// The id of a registered descriptor. Once the descriptor was deregistered, the id refers to no descriptor any more.
+    /// The id of a registered descriptor. After the descriptor is deregistered, operations with the
+    /// id have no effect.
     IoId, "io"
 );
 
@@ -187,7 +189,7 @@ impl fmt::Debug for SendId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OfferId(pub(crate) u32);
 
-/// The id of a transfer of a list ([`crate::RemoteContext::transfer`]) on one connection.
+/// The id of a transfer ([`crate::RemoteContext::transfer`]) on one connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(u64);
 
@@ -224,7 +226,7 @@ pub(crate) enum WorkRequestId {
     /// A receive of a device's shared receive queue. `slot` is the slot of the receive in that
     /// queue.
     SharedRecv { slot: u16 },
-    /// A work request of a datagram endpoint. The module `datagram` has encoded the number, and decodes it.
+    /// A work request of a datagram endpoint. The module `datagram` encodes and decodes the number.
     Endpoint(u64),
     /// An id that the reactor has not created.
     Unknown,
@@ -238,7 +240,7 @@ const ENDPOINT: u64 = 4;
 /// bit 63, see [`rdma_transport::wr::SendWr::wr_id`].
 const KIND: u32 = 60;
 
-/// The number of bits for the number that the module `datagram` encodes in a work request id.
+/// The width, in bits, of the number of [`WorkRequestId::Endpoint`].
 pub(crate) const ENDPOINT_WORK_BITS: u32 = KIND;
 
 /// Returns the work request id of a send of a connection.

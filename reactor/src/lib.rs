@@ -37,7 +37,7 @@
 extern crate rdma_transport;
 
 /// The transport: the interface of providers (`rdma-transport`), the embedded provider
-/// (`rdma-transport-embedded`) and that of devices (`rdma-transport-verbs`).
+/// (`rdma-transport-embedded`) and the provider for RDMA devices (`rdma-transport-verbs`).
 pub mod transport {
     pub use rdma_transport::*;
     pub use rdma_transport_embedded::{iwarp, packets, passing, shm, soft};

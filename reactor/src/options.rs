@@ -6,8 +6,8 @@ use crate::config::Framing;
 use crate::error::Error;
 use crate::security::{Security, SecurityError};
 
-/// The properties that a connection requests from its device. The options of a listener contain the properties for the connections that the
-/// listener accepts.
+/// The retries, the read depth and the RFC 7306 extensions that a connection requests from its
+/// device. The options of a listener contain them for the connections that the listener accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Service {
     retries: Retries,
@@ -17,8 +17,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Returns the parameters with which the connection manager connects or accepts.
-    /// A greeting contains its own length.
+    /// Returns the parameters with which the connection manager connects or accepts. With
+    /// [`Framing::Credits`], the private data is a greeting, which contains its own length.
     pub(crate) const fn param(self, private_data: &[u8], framing: Framing) -> ConnectParam<'_> {
         let ReadDepth { responder_resources, initiator_depth } = self.read_depth;
         let self_delimiting = matches!(framing, Framing::Credits);

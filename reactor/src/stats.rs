@@ -32,8 +32,8 @@ pub struct TurnStats {
     pub waits: u64,
     /// Number of waits that returned no event.
     pub empty_waits: u64,
-    /// Number of rounds of busy polling. In each round the reactor polls the completion queues, until one of them has a
-    /// completion.
+    /// Number of rounds of busy polling. A round polls each completion queue once, and ends at the
+    /// first completion.
     pub spins: u64,
     /// Number of periods of busy polling that ended with a completion.
     pub spin_hits: u64,
@@ -153,8 +153,9 @@ pub struct MessageStats {
     pub doorbells: u64,
     /// Number of credit grants that were sent in separate messages. Grants inside other messages are not counted.
     pub credit_updates: u64,
-    /// Number of sends that were refused because a resource was used up: credits, slots of the send queue, the allowed
-    /// number of large messages, or the memory for large messages. [`crate::Context::await_room`] counts, too.
+    /// Number of sends that were refused because a resource was used up: credits, slots of the send
+    /// queue, the allowed number of large messages, or the memory for large messages. Each call of
+    /// [`crate::Context::await_room`] counts as a refused send.
     pub send_stalls: u64,
     /// Sum of the times, over all connections, from the first refused send to the next `on_writable`. A time that has
     /// not ended yet is not included.
@@ -175,8 +176,9 @@ pub struct MemoryStats {
     /// Number of registered regions that peers on this host may map
     /// ([`crate::RegionOptions::direct`]). Each of them keeps a descriptor open.
     pub direct_regions: usize,
-    /// Number of times that a device has failed to deregister a region or buffers since the start of the reactor. The
-    /// memory concerned is never freed. If a peer may write to that memory, the program never gets it as a slice again.
+    /// Number of times that a device has failed to deregister a region or buffers since the start
+    /// of the reactor. The memory of the region or of the buffers is never freed. If a peer may
+    /// write to that memory, the program never gets it as a slice again.
     pub unreleased: usize,
     /// Number of times that a device has failed to invalidate the remote key of a region since the start of the
     /// reactor. Until such a region is deregistered, peers may continue to access it, and the program does not get its
@@ -194,7 +196,7 @@ pub struct MemoryStats {
     pub pool_free: usize,
     /// Number of receives that are posted to shared receive queues, see [`crate::Config::shared_receives`].
     pub shared_posted: usize,
-    /// Number of unreserved receives in the shared receive queues: no connection has reserved these receives. Each new
+    /// Number of receives in the shared receive queues that no connection has reserved. Each new
     /// connection reserves five receives.
     pub shared_unclaimed: usize,
     /// Number of receives of open connections that the program occupies, because it keeps their
@@ -203,7 +205,7 @@ pub struct MemoryStats {
     pub held_receives: usize,
     /// Number of bytes of received messages that are longer than one buffer. The number includes
     /// messages that the reactor is still fetching from peers, and messages that the program keeps.
-    /// A short message counts for more than its length, see
+    /// A message shorter than a page counts for more than its length, see
     /// [`crate::LargeMessageSettings::memory`].
     pub fetched_bytes: usize,
     /// Number of bytes of unused memory that stays registered, so that later messages longer than one buffer can use

@@ -12,7 +12,8 @@ use crate::conformance::harness::{Pair, Probe};
 use crate::loopback::{Loopback, Network};
 use crate::parts::reactor_on_all;
 
-/// The time limit for a device to resolve an address. No test that uses it connects to an address that no device answers for.
+/// The time limit for resolving an address. No test reaches the limit, because a device answers for
+/// each address that is resolved.
 const RESOLVE: Duration = Duration::from_secs(30);
 
 fn setup() -> Setup {
@@ -71,9 +72,9 @@ pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
 /// The server's address in the in-process network of [`with_loopback`].
 pub const IN_PROCESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
-/// Returns a server and a client. The first provider of each reactor connects reactors within this process. The further providers are those
-/// that `config` selects. Their time limit for the resolution of an address is not that of `config`, but one that even a busy machine does
-/// not reach.
+/// Returns a server and a client. The first provider of each reactor connects reactors within this
+/// process. `config` selects the further providers. The resolve timeout is not that of `config`,
+/// but one that even a busy machine does not reach.
 ///
 /// # Panics
 /// Panics if the system has no descriptors left, or if a provider that `config` selects cannot be opened.
@@ -93,7 +94,8 @@ pub fn with_loopback(config: &Config) -> Pair {
     p
 }
 
-/// For each address: listens on it, connects to it, and checks the device that carries the connection.
+/// For each address in `devices`: listens on the address, connects to it, and checks that the named
+/// device carries the connection.
 ///
 /// # Panics
 /// Panics if a device other than the one in `devices` carries a connection, or if a message is not echoed.

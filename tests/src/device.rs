@@ -69,7 +69,7 @@ impl Device {
         SocketAddr::new(self.variable("ADDR").parse().expect("an address"), 0)
     }
 
-    /// Returns the other one of the two devices.
+    /// Returns [`RXE`] for [`SIW`], and [`SIW`] for [`RXE`].
     #[must_use]
     pub fn other(self) -> Self {
         if self.kind == "siw" { RXE } else { SIW }
@@ -229,7 +229,7 @@ impl Peer {
         self.process.wait().expect("it can be waited for");
     }
 
-    /// Sends the peer a signal.
+    /// Sends the peer a signal, such as `STOP`.
     pub fn signal(&self, signal: &str) {
         run("kill", &format!("-{signal} {}", self.process.id()));
     }

@@ -403,7 +403,8 @@ impl Steady {
             steady.prepare();
         }
         if work == Work::Timer {
-            // An early message to a silent peer has a timer of its own. It expires for the last time 300 ms after the connection came up.
+            // The early messages to a silent peer have a separate timer. It expires for the last
+            // time 300 ms after the connection was established.
             let end = steady.client.0.context().now() + Duration::from_millis(400);
             while steady.client.0.context().now() < end {
                 steady.prepare();

@@ -10,7 +10,7 @@ pub fn resident_kib() -> io::Result<u64> {
     status("VmRSS:")
 }
 
-/// Returns the resident memory of this process that is in no file, in KiB.
+/// Returns the resident memory of this process that belongs to no file (anonymous memory), in KiB.
 ///
 /// # Errors
 /// `/proc/self/status` cannot be read, or does not report the resident memory.
@@ -25,8 +25,8 @@ fn status(name: &str) -> io::Result<u64> {
     line.and_then(|kib| kib.trim().parse().ok()).ok_or_else(missing)
 }
 
-/// Returns the lengths of all mappings of a process that are of files whose names contain `name`,
-/// in bytes. The kernel merges neighbouring mappings only if they are of one part of a file.
+/// Returns the lengths of all mappings of a process whose files have names that contain `name`, in
+/// bytes. The kernel merges neighbouring mappings only if they map adjacent parts of the same file.
 ///
 /// # Errors
 /// `/proc/PROCESS/maps` cannot be read.

@@ -268,7 +268,7 @@ impl Witness {
         reactor.context().connect_with(self.address, options).expect("connecting to the witness");
     }
 
-    /// Permits the connection of this reactor to end, because the fault is the end of the reactor.
+    /// Permits reactor `number` to lose its connection, because the test ends that reactor.
     pub fn excuse(&mut self, number: u8) {
         self.excused.push(number);
     }

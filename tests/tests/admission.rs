@@ -151,7 +151,8 @@ fn an_answer_that_does_not_come_ends_the_attempt() {
     }
 }
 
-/// A program that answers for all its peers at the same time, when it was asked for `wanted` of them.
+/// A program that judges all its peers at the same time, when `on_identity` was called for `wanted`
+/// of them.
 #[derive(Clone)]
 struct Together {
     wanted: usize,
@@ -248,7 +249,8 @@ fn a_cork_does_not_hold_back_the_end_of_a_handshake() {
     }
 }
 
-/// A late decision is about the peer that the program was asked about. So no other address is tried after the question.
+/// A postponed judgement is about the peer for which `on_identity` was called. So after
+/// `on_identity`, a connect tries no further address.
 #[test]
 fn a_postponed_judgement_is_not_about_another_address() {
     for mode in MODES {
@@ -294,7 +296,8 @@ impl Handler for Generous {
     }
 }
 
-/// The rights of a peer end with its connection, also if the connection was not up and gives way to another one.
+/// The rights of a peer end with its connection, also if the connection was not established yet and
+/// is dropped in favour of another one.
 #[test]
 fn an_evicted_peer_loses_its_rights() {
     for mode in MODES {
@@ -541,7 +544,8 @@ fn refused_by_tasks(result: Result<ThreadedConnection, ConnectError>) -> String 
     }
 }
 
-/// The same with [`ThreadedReactor`]: tasks of any thread decide, and learn who the peer is.
+/// With [`ThreadedReactor`], a task of any thread accepts or refuses a pending peer, and gets the
+/// peer's identity.
 #[test]
 fn a_task_of_any_thread_decides_who_is_let_in() {
     const NOBODY: &str = "no task of the program accepts or refuses peers";

@@ -541,7 +541,8 @@ fn destructors_make_the_descriptor_readable() {
     drop(listener);
     wakes(1, "a dropped listener");
     assert!(matches!(next.as_mut().poll(task), Poll::Ready(None)));
-    // More messages wait than the peer grants credits. Then a task that was notified, because credits have come, drops its message.
+    // More messages wait than the peer grants credits for. When credits arrive, a task is notified.
+    // This task then drops its message.
     let listener = nets[1].listen(address(1, 7471)).unwrap();
     let mut connect = pin!(nets[0].connect(address(1, 7471)));
     assert!(connect.as_mut().poll(task).is_pending());

@@ -159,7 +159,8 @@ impl World {
         }
     }
 
-    /// Runs turns for 1 ms, until a ping that the last step has sent, and that uses room until then, is answered.
+    /// Runs turns for 1 ms. If the last step has sent a ping, it is answered within this time, and
+    /// its credit is free again.
     fn answer_pings(&mut self) {
         let until = lock(&self.fabric).now() + MS;
         lock(&self.fabric).schedule(until, Script::Tick);
@@ -572,8 +573,9 @@ fn tasks_that_wait_hear_of_a_close() {
     assert_eq!((waiting.take(), late.take()), (Some(Err(SendErrorKind::Closed)), Some(Err(SendErrorKind::Closed))));
 }
 
-/// A task waits for a message and is notified. Before the task is polled, the connection becomes one for calls, which takes the message
-/// away. The end of the connection wakes the task.
+/// A task waits for a message and is notified. Before the task is polled, the connection becomes
+/// one for calls, and the message becomes a call. The end of the connection must still wake the
+/// task.
 #[test]
 fn a_task_whose_message_became_a_call_hears_of_the_end() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());

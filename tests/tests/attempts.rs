@@ -195,7 +195,8 @@ fn a_cork_outlasts_a_failed_attempt() {
     });
     nodes[1].reactor.context().send(conn, b"held back").expect("room");
     nodes[1].more = true;
-    // A ping, which follows after 100 ms, posts everything.
+    // The wait is shorter than 100 ms, because a ping after 100 ms would also post the corked
+    // sends.
     let calm = lock(&fabric).now() + 50 * MS;
     until(&fabric, &mut nodes, "some time", |_| lock(&fabric).now() > calm);
     assert_eq!(nodes[2].reactor.stats().messages.received, 0, "the cork holds it back");
@@ -225,8 +226,9 @@ impl Handler for Closes {
     }
 }
 
-/// The program closes a connection that has another address to try: after each number of steps, also when the first attempt has just
-/// failed. No other address is tried after that, and the program receives the one `on_connect_error`.
+/// The program closes a connection that still has another address to try: after every possible
+/// number of steps, also when the first attempt has just failed. After the close, no other address
+/// is tried, and the program receives exactly one `on_connect_error`.
 #[test]
 fn a_closed_connection_tries_no_other_address() {
     for steps in 0..1000 {

@@ -296,13 +296,13 @@ fn a_slow_receiver_that_is_waited_for_holds_the_publisher_back() {
     assert_eq!((of.log.outcomes.dropped, of.log.outcomes.closed), (0, 0));
 }
 
-/// The settings of the tests with a receiver whose messages in flight outnumber the slots of the
-/// broadcast.
+/// Returns the settings of the tests in which a receiver has more messages in flight than the
+/// broadcast has slots.
 fn deep() -> Config {
     Config::default().receive_depth(200).send_depth(200)
 }
 
-/// The length of the messages in these tests: the messages in flight are more than TCP accepts.
+/// The length of the messages in these tests. TCP does not accept all of the messages in flight.
 const LONG: usize = 8000;
 
 /// The processes of two receivers stall, one early and one later, so no send to them completes. The
@@ -344,8 +344,8 @@ fn a_stuck_receiver_costs_the_others_no_message() {
     }
     let stuck = of.log.tallies[&1];
     assert!(stuck.dropped > 0 && stuck.lost > 3 * DEPTH as u64, "{stuck:?}");
-    // The connections of the two have refused messages. The stuck receiver alone has at most one
-    // message queued per published one.
+    // The connections of the two stalled receivers have refused messages, too: more messages were
+    // queued than the stuck receiver alone accounts for.
     assert!(of.log.outcomes.queued as u64 > stuck.dropped + DEPTH as u64, "{:?}", of.log.outcomes);
     assert_eq!((of.log.outcomes.closed, of.log.outcomes.dropped as u64, of.log.refused), (0, stuck.dropped, 0));
     assert!(of.took < UNDISTURBED, "{:?}", of.took);

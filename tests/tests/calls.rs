@@ -213,7 +213,7 @@ impl CallHandler for Five {
         let text = result.map_or_else(|error| error.to_string(), |answer| String::from_utf8_lossy(&answer).into());
         self.0.borrow_mut().push(format!("{tag}: {text}"));
         if tag == "late" {
-            // The last of the ends that need no end of the connection.
+            // All calls have ended now, except for `lost`, which ends with the connection.
             cx.context().timers().set(Duration::ZERO, 5);
         }
     }
@@ -226,8 +226,9 @@ impl CallHandler for Five {
     }
 }
 
-/// The server of [`Five`]. It makes a call itself, and aborts the connection when its own connect,
-/// which the client's last timer makes possible, succeeds.
+/// The server of [`Five`]. It makes one call itself. When a request is cancelled, it begins to
+/// connect to the client, and repeats this until the client listens. When it is connected, it
+/// aborts the first connection.
 struct Holder(Log, Option<ConnectionId>);
 
 impl CallHandler for Holder {
@@ -247,7 +248,7 @@ impl CallHandler for Holder {
         match &payload[..] {
             b"answered" => cx.answer(id, b"yes").expect("its caller waits"),
             b"dismissed" => cx.dismiss(id),
-            // The others wait for an end that is not an answer.
+            // The calls `late`, `cancelled` and `lost` get no answer.
             _ => assert!(cx.time_left(id).is_some()),
         }
     }
@@ -262,8 +263,8 @@ impl CallHandler for Holder {
     }
 }
 
-/// Each call of a handler has one end, whatever ends it, and that of the connection follows. A
-/// handler that serves nothing dismisses requests.
+/// Each call of a handler ends once, whatever the reason, and before its connection ends. A handler
+/// without `on_request` dismisses all requests.
 #[test]
 fn each_call_of_a_handler_has_one_end() {
     let (fabric, log) = (network(2), Log::default());
@@ -306,8 +307,8 @@ impl CallHandler for Panicking {
     }
 }
 
-/// A panic of a callback that reports one of several ends costs none of the others, and not the end
-/// of the connection, which comes last.
+/// If `on_end` panics for one of several calls, the ends of the others are still reported, and after
+/// them the end of the connection.
 #[test]
 fn a_panic_in_an_end_leaves_the_others() {
     for (error, ends) in
@@ -412,9 +413,9 @@ impl Handler for Store {
     }
 }
 
-/// A peer asks 1,000 times and accepts no answers. The answers that wait for it are within the
-/// limits, and the program gets an error for each of the others. The deadlines of the peer are
-/// shortened to the longest one that the server permits.
+/// A peer sends 1,000 requests and accepts no answers. The queued answers stay within the limits,
+/// and the program gets an error for each further answer. The time limits of the requests are
+/// reduced to the longest one that the server permits.
 #[test]
 fn answers_that_wait_are_within_the_limits() {
     let fabric = network(2);
@@ -430,7 +431,7 @@ fn answers_that_wait_are_within_the_limits() {
     let mut nodes = [Node::new(server, Box::new(store)), Node::new(client, Box::new(flood))];
     until(&fabric, &mut nodes, "all are answered", |_| served.get().0 > 0);
     let (requests, accepted) = served.get();
-    // The window has room for some of the answers, which do not wait.
+    // Some answers fit into the window, so they are not queued.
     let window = 64 * (8 << 10) + (16 * ANSWER);
     assert!(requests == 1000 && accepted >= limit / ANSWER, "{requests} requests, {accepted} answers");
     assert!(accepted * ANSWER <= limit + window, "{accepted} answers");
@@ -453,8 +454,8 @@ impl Handler for Prompt {
     }
 }
 
-/// A host with an honest client on its last connection. The other connections ask as often as they
-/// can, and accept no answers.
+/// A host with an honest client on its last connection. The other connections send as many requests
+/// as they can, and accept no answers.
 struct Host {
     hoards: usize,
     floods: Vec<(ConnectionId, Flood)>,
@@ -463,8 +464,8 @@ struct Host {
     client: WithCalls<Client>,
 }
 
-/// The number of requests of a hoarding connection: more than the largest number that the server
-/// holds for one.
+/// The number of requests of a hoarding connection. It is larger than the number of requests that
+/// the server holds for a connection.
 const HOARD: u32 = 1200;
 
 impl Host {
@@ -511,8 +512,8 @@ impl Handler for Host {
     }
 }
 
-/// Ten connections of a host hold as many requests as the server lets them. Honest clients on
-/// another host and on the same host are still served.
+/// Ten connections of a host make the server hold as many requests as its limits permit. Honest
+/// clients on another host and on the same host are still served.
 #[test]
 fn connections_that_hoard_leave_room_for_others() {
     const HOARDS: usize = 10;
@@ -548,8 +549,9 @@ const CLOSE: Duration = Duration::from_secs(2);
 /// The ends of connections: for each, the time from the `finish` to the end, in ns, and the reason of the end.
 type Ends = Rc<RefCell<Vec<(u64, DisconnectReason)>>>;
 
-/// A client whose server grants no credits. It makes as many calls as it may, and does so again when all of them have ended. When these
-/// have ended, too, it finishes the connection.
+/// A client whose server grants no credits. It makes as many calls as its limit permits. When all
+/// of them have ended, it makes as many again. When these have ended, too, it finishes the
+/// connection.
 struct Unheard {
     calls: Calls,
     conn: Option<ConnectionId>,

@@ -1,6 +1,6 @@
-//! The conformance suite on sockets: the tests that need the system, and once all tests over TCP,
-//! in shared memory, and on a provider that reads only into memory that peers may write to.
-//! `conformance_virtual.rs` runs the other combinations.
+//! The conformance suite on sockets: all tests over TCP and in shared memory; the tests of reads on
+//! a provider that can read only into memory that peers may write to; and on secured connections,
+//! the tests that need the system. `conformance_virtual.rs` runs the other combinations.
 
 use rdma_reactor_tests::conformance;
 

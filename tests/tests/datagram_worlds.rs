@@ -3,8 +3,8 @@
 //!
 //! The test checks the promises of `DatagramHandler`:
 //!
-//! - Each accepted datagram completes once and in order. It was sent, unless the time limit of the
-//!   end of its endpoint has expired.
+//! - Each accepted datagram completes once and in order. It completes with success, unless the
+//!   close timeout of its endpoint has expired.
 //! - A received datagram was sent to this endpoint, with exactly these bytes. It arrives at most twice, because the network may duplicate
 //!   it once.
 //! - Each lookup and each join ends once, within its time limit.

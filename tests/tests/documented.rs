@@ -242,8 +242,8 @@ fn the_page_on_providers_shows_files_as_they_are() {
     assert_eq!(blocks(&page, "rust,compile_fail,E0046"), [format!("{rest}# fn main() {{}}\n")]);
 }
 
-/// Returns the names of the modules below `folder` that write to the log, with the name `module` of
-/// the folder.
+/// Adds the names of the modules below `folder` that write to the log to `found`. `module` is the
+/// name of the module of `folder`.
 fn logging_modules(folder: &Path, module: &str, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).expect("a folder of the project") {
         let path = entry.expect("an entry").path();
@@ -263,7 +263,7 @@ fn logging_modules(folder: &Path, module: &str, found: &mut Vec<String>) {
                 "local_log!",
                 "failure_log!",
             ];
-            // `log_limit`, and a line with `$`, have the macros that others use.
+            // The module `log_limit`, and lines with `$`, only define the macros for other modules.
             let lines = text.lines().map(str::trim_start);
             let mut lines = lines.filter(|line| !line.starts_with("//") && !line.contains('$'));
             if stem != "log_limit" && lines.any(|line| macros.iter().any(|name| line.contains(name))) {
@@ -274,14 +274,14 @@ fn logging_modules(folder: &Path, module: &str, found: &mut Vec<String>) {
 }
 
 /// The table of log targets has a row for each module of the reactor that writes to the log, or for
-/// a module around it.
+/// a module that contains it.
 #[test]
 fn each_log_target_has_a_row() {
     let page = file("docs/loop.md");
     let table = page.lines().skip_while(|line| !line.starts_with("| target |"));
     let cells = table.take_while(|line| line.starts_with('|')).filter_map(|line| line.split(" | ").next());
     let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
-    // A name that begins with `::` is one of the reactor, too.
+    // A name that begins with `::` is a path in the reactor's crate.
     let rows: Vec<_> =
         names.map(|name| if name.starts_with("::") { format!("rdma_reactor{name}") } else { name.into() }).collect();
     let mut modules = Vec::new();
@@ -366,7 +366,8 @@ fn declares(source: &str, of: Option<&str>, name: &str) -> bool {
     follows(fields, &format!(" {name}:"), &[' '])
 }
 
-/// Returns the text of a module: that of its file. A test program may also have a folder of files.
+/// Returns the source text of a module. For a test program, the text includes the files in the
+/// folder of the program.
 fn module(base: &str, path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(base);
     let files = [root.join(format!("{path}.rs")), root.join(path).join("mod.rs")];
@@ -417,8 +418,8 @@ fn the_waits_name_what_exists() {
     }
 }
 
-/// All settings, constants, counters and tests that the table of bounds names exist, and each row
-/// has a cell for each.
+/// All settings, constants, counters and tests that the table of bounds names exist. Each cell for
+/// them has a name, or the word `none`.
 #[test]
 fn the_bounds_name_what_exists() {
     let page = file("docs/design/bounds.md");
@@ -441,8 +442,8 @@ fn the_bounds_name_what_exists() {
     assert!(is_known("tools::rcp::parts::MOST") && !is_known("tools::rcp::parts::LEAST"));
 }
 
-/// All functions, tests and defects that the table of checks names exist. Each check is asked by
-/// somebody, guards something, and has a test.
+/// All functions, tests and defects that the table of checks names exist. Each row names a caller
+/// (or the device), the action that the check guards, and a test.
 #[test]
 fn the_checks_name_what_exists() {
     let page = file("docs/design/checks.md");
@@ -524,9 +525,9 @@ fn programs(page: &str) -> (usize, usize) {
     (mains.count(), returning.count())
 }
 
-/// The programs that a user copies first print their errors as users read them. The pages of the
-/// guide keep the short form, because their examples are about something else;
-/// `docs/guide/errors.md` says so.
+/// The programs of the README, which users copy first, return no error from `main`, because Rust
+/// would print its `Debug` form. The programs in the guide do, because they are shorter in this
+/// way; `docs/guide/errors.md` says so.
 #[test]
 fn no_program_of_the_readme_returns_an_error() {
     assert_eq!(programs(&file("README.md")), (2, 0));

@@ -112,7 +112,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 #[test]
 fn not_without_the_peers_word() {
     // These greetings lack bit 0, the extensions. Bits 4 and 5 are 0, which means that the peer
-    // uses no security. The others have no meaning.
+    // uses no security. The other bits have no meaning.
     for features in [0, 0xce] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, patient(Config::default()));
         let has = reactor.context().connection(conn).capabilities().unwrap().features;

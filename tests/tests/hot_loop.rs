@@ -1,5 +1,6 @@
-//! A reactor whose polling always finds completions must still serve timers, descriptors and other threads. A reactor whose polling finds
-//! nothing must let its peer run on the same processor. A message that is completed when it is posted must not stay behind.
+//! A reactor whose polling always finds completions must still serve timers, descriptors and other
+//! threads. A reactor whose polling finds nothing must let its peer run on the same processor. A
+//! message that completes when it is posted must be sent in the same turn.
 //!
 //! The provider of most of these tests returns each sent message immediately, so that polling always finds work. Each reading of the clock
 //! advances the time.
@@ -258,8 +259,8 @@ impl Handler for Ticks {
     }
 }
 
-/// A message that is completed when it is posted leaves with its turn. It does not wait for a later message of its connection: the first
-/// ping of the keepalive follows after an hour.
+/// A message that completes when it is posted is sent in the same turn. No later message of the
+/// connection triggers its sending: the keepalive sends the first ping after an hour.
 #[test]
 fn a_message_that_ends_with_its_post_leaves_with_its_turn() {
     let fabric = network(2);

@@ -386,8 +386,8 @@ fn short_messages_that_are_offered_and_kept_are_limited() {
     });
 }
 
-/// A copy of a short message occupies a page, and counts as one. The peer chooses the length up to
-/// which messages need no copy.
+/// A copy of a short message occupies a page, and counts as one. The peer chooses the size of its
+/// buffers, and so the length from which messages are copied.
 #[test]
 fn copies_of_short_messages_count_as_pages() {
     let client = Setup::iwarp().config().large_messages(|l| l.eager_limit = 0);

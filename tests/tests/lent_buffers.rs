@@ -1,5 +1,5 @@
-//! The bytes that a peer in shared memory can read in the buffers that it maps, and the descriptors
-//! of such memory.
+//! Tests of shared memory: the bytes that a peer can read in the buffers that it maps, and the
+//! number of descriptors for memory that a peer fetches from.
 //!
 //! All reactors of a test are in this process. So the test finds the mappings of a peer in
 //! `/proc/self/maps`, and reads in `/proc/self/mem` what the peer could read. The tests run one at
@@ -172,8 +172,8 @@ fn no_peer_reads_the_buffers_of_a_secured_connection() {
     }
 }
 
-/// A peer that has stopped still maps the buffers of its connection after that connection has ended
-/// at the server.
+/// A stopped peer still maps the buffers of its connection after the connection has ended at the
+/// server. So the server must copy such a buffer before it sends the message to another peer.
 #[test]
 fn a_buffer_is_copied_after_its_connection_has_ended() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

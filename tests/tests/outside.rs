@@ -75,7 +75,8 @@ mod turns {
         Reactor::new(patient(Config::default()).provider(ProviderChoice::Iwarp).wait(Wait::Event)).expect("a reactor")
     }
 
-    /// Returns a function that tells whether a loop that waits for the descriptor of the reactor has been woken since the last call.
+    /// Returns a function that returns true if a loop that waits for the reactor's descriptor was
+    /// woken since the previous call.
     fn outer_loop(reactor: &Reactor) -> impl FnMut() -> bool + use<> {
         let mut outer = Poll::new().expect("a poller");
         let descriptor = reactor.as_raw_fd();
@@ -182,7 +183,8 @@ mod turns {
         let (mut echo, mut program) = (Program::default(), Program::default());
         let mut rings = outer_loop(&client);
         let conn = connect((&mut server, &mut echo), (&mut client, &mut program));
-        // This is longer than what is sent in several buffers. The server takes no more turns, so it fetches none of the messages.
+        // Messages of this length are not sent in several buffers, but fetched by the peer. The
+        // server takes no more turns, so it fetches none of them.
         let large = vec![7; 300 << 10];
         while client.context().connection(conn).writable_for(large.len()) {
             client.context().send(conn, &large).expect("room");

@@ -217,14 +217,15 @@ mod faults {
         io::copy(&mut passive, &mut active).map(drop)
     }
 
-    /// The active side is never told that it is connected if the packets do not arrive: the attempt fails after the last retransmission, or
-    /// at the time limit if that is earlier.
+    /// If the packets of the queue pair do not arrive, the active side never calls `on_connect`:
+    /// the attempt fails after the last retransmission, or at the time limit if that is earlier.
     #[test]
     fn a_queue_pair_that_is_not_there_fails_the_attempt() {
         with_watchdog("a_queue_pair_that_is_not_there_fails_the_attempt", || {
             let exchange = ExchangeOptions { device: Some(RXE.name()), ..ExchangeOptions::default() };
-            // With an ack timeout of 67 ms the device fails first, also with 7 retransmissions, which would be no limit for rxe. With an
-            // ack timeout of 2 s the time limit is earlier.
+            // With an ack timeout of 67 ms the device fails first, also with 7 retransmissions,
+            // which rxe would treat as no limit. With an ack timeout of 2 s the time limit is
+            // earlier.
             for (path, ack, limit) in [(2, 14, None), (7, 14, None), (7, 19, Some(Duration::from_secs(2)))] {
                 let within = |timeouts: &mut Timeouts| timeouts.connect = limit.unwrap_or(timeouts.connect);
                 let mut p = pair_at(&config().timeouts(within), Probe::echo(), RXE.address());
@@ -251,7 +252,8 @@ mod faults {
                 }
                 assert_eq!(p.c.events.len(), 1, "{:?}", p.c.events);
                 p.finish();
-                // The active side has shut its stream down, so both threads have ended or end now. An error means the same.
+                // The active side has shut its stream down, so both threads have ended or end now.
+                // A thread may return an error, because its stream was shut down.
                 let _ = (answers.join().expect("no panic"), requests.join().expect("no panic"));
             }
         });

@@ -157,8 +157,9 @@ impl Side {
         self.until("messages go round on all connections", enough);
     }
 
-    /// Waits until this number of connections has come up at the peer. A connection comes up there later than here, and only then does the
-    /// peer print its end.
+    /// Waits until the peer has printed that `count` connections are established. The peer's side
+    /// is established later than this side, and the peer prints the end only of an established
+    /// connection.
     fn are_up_at(&mut self, peer: &mut Peer, count: usize) {
         self.until("they are up at the peer", |_| peer.count("up ") >= count);
     }
@@ -309,7 +310,8 @@ fn stopped_peer(device: Device, load: Load) {
     before.check();
 }
 
-/// A network device that is down. It is set up again when this is dropped, in a test that has failed as well: the next tests need it.
+/// A network device that is down. Dropping this value sets it up again, also in a test that has
+/// failed, because the next tests need the device.
 struct LinkDown(Device);
 
 impl Drop for LinkDown {

@@ -52,7 +52,8 @@ fn nobody_answers(device: Device) {
         p.client.context().send(honest, b"somebody").expect("room");
         p.until("the echo", |p| p.c.received == received);
     };
-    // If the machine is so slow that the connects end before the echo, they prove nothing, and the next ones follow.
+    // On a very slow machine, the connects may end before the echo arrives. Such a round proves
+    // nothing, so it is repeated with new connects.
     let (deadline, mut meanwhile) = (now() + PATIENCE, false);
     while !meanwhile {
         assert!(now() < deadline, "no echo while a connect waits: {:?}", p.s);

@@ -34,7 +34,8 @@ fn a_draining_reactor_has_no_place_in_a_new_group() {
     });
 }
 
-/// If other threads drain a reactor twice, the first deadline must hold, also if the reactor takes both requests in one turn.
+/// If other threads drain a reactor twice, the first deadline must hold, also if the reactor
+/// handles both requests in one turn.
 #[test]
 fn the_first_deadline_of_a_drain_holds() {
     struct Deadlines(Vec<Duration>);

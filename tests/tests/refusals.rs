@@ -1,5 +1,5 @@
-//! Bad inputs of the API in one table, each with the words that a program prints: the wrong value,
-//! and the cure.
+//! Checks the error texts for bad inputs of the API. Each text names the wrong value and the cure,
+//! in one line.
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -180,7 +180,7 @@ fn refused_operations_name_the_cure() {
     p.finish();
 }
 
-/// A reactor that was drained, and one whose callback has panicked.
+/// A drained reactor, and one whose callback has panicked, say so in their errors.
 #[test]
 fn a_reactor_that_is_over_says_so() {
     let reactor = || Reactor::<()>::new(Setup::iwarp().config()).expect("a reactor");
@@ -205,7 +205,7 @@ fn a_reactor_that_is_over_says_so() {
     ]);
 }
 
-/// The reasons of a peer, and those of the system, that a program prints.
+/// The reasons that come from a peer or from the system are printed as one line.
 #[test]
 fn reasons_are_one_line() {
     let lookup = ConnectError::Lookup { host: "nobody.example".into(), why: "Name or service not known".into() };
@@ -238,8 +238,9 @@ fn reasons_are_one_line() {
     ]);
 }
 
-/// An address in brackets is what remains if `[::1]:7` is cut at its last colon. An address with
-/// its zone, or beside another one, is tried.
+/// `connect_host` accepts an address in brackets: this is what remains if a program cuts `[::1]:7`
+/// at the last colon. A link-local address is not refused if it has a zone, or if another address
+/// is given.
 #[test]
 fn addresses_that_can_be_tried_are_tried() {
     let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
@@ -287,7 +288,7 @@ fn refused_credentials_name_what_is_wrong() {
     assert!(pem(&certificate).is_ok());
 }
 
-/// Returns the place of the panic of `act`, which must panic.
+/// Returns the file and the line of the panic of `act`. `act` must panic.
 fn place_of(act: impl FnOnce()) -> (String, u32) {
     let place = Arc::new(Mutex::new(None));
     let (kept, me) = (Arc::clone(&place), std::thread::current().id());
@@ -305,7 +306,8 @@ fn place_of(act: impl FnOnce()) -> (String, u32) {
     found.expect("a place")
 }
 
-/// A panic over a range outside of a region is reported at the caller, as with slices.
+/// If a range is outside of a region, the panic is reported at the line of the caller, as with
+/// slices.
 #[test]
 fn a_range_outside_of_a_region_is_the_callers_panic() {
     let mut reactor: Reactor = Reactor::new(Setup::iwarp().config()).expect("a reactor");

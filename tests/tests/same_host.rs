@@ -107,7 +107,7 @@ impl Peer {
         Self::connect_within(":", words, to, messages)
     }
 
-    /// Starts a process that connects, after the shell command `limit`.
+    /// Runs `limit` in a shell, then starts a process that connects.
     fn connect_within(limit: &str, words: &[&str], to: SocketAddr, messages: usize) -> Self {
         let (to, count, messages) = (to.to_string(), CONNECTIONS.to_string(), messages.to_string());
         Self::start_within(limit, &[words, &["connect", &to, &count, &messages]].concat())
@@ -140,7 +140,7 @@ impl Peer {
         Usage { descriptors: descriptors.count(), segments: self.mapped("memfd:rdma-shared").iter().sum() }
     }
 
-    /// Returns copies of all descriptors of the process, as a child has them.
+    /// Returns copies of all descriptors of the process, as a forked child would have them.
     fn descriptors(&self) -> Vec<OwnedFd> {
         let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("the process");
         let folder = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("its descriptors");
@@ -187,7 +187,8 @@ fn a_killed_peer_is_lost_at_once() {
         let mut host = Host::new(|config| config);
         for round in 1..=3 {
             let mut peer = Peer::connect(&["shm"], host.address, 4);
-            // The echoes may be those of some connections, while another one is not up yet.
+            // Waits for both counts, because the echoes may come from some connections while
+            // another one is not established yet.
             host.until(|server, _| server.up.len() == CONNECTIONS * round && server.echoes >= 1000 * round as u64);
             peer.signal(libc::SIGKILL);
             peer.child.wait().expect("it is dead");
@@ -200,8 +201,8 @@ fn a_killed_peer_is_lost_at_once() {
 }
 
 /// A killed process has forked a child, which lives on with copies of all descriptors. So the
-/// kernel closes no socket of the connections, in shared memory or over TCP, and the server finds
-/// their end by the keepalive. The part of the child is played by this process.
+/// kernel closes no socket of the connections, in shared memory or over TCP, and the server detects
+/// the end of the connections by the keepalive. In this test, this process acts as the child.
 #[test]
 fn a_killed_peer_whose_child_lives_is_found_by_the_keepalive() {
     with_watchdog("a_killed_peer_whose_child_lives_is_found_by_the_keepalive", || {
@@ -280,9 +281,10 @@ fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
     });
 }
 
-/// A side that requires shared memory does not fall back to TCP if its peer has no shared memory. This holds for the connecting side and
-/// for the listening side. The listening side reports no such connection and receives no message, and the connecting side gets the reason
-/// before the connection is up. A peer of another user, which needs root, is in `tests/same-host.sh`.
+/// A side that requires shared memory does not fall back to TCP if its peer has no shared memory.
+/// This holds for the connecting side and for the listening side. The listening side reports no
+/// such connection and receives no message. The connecting side gets the reason before the
+/// connection is up. `tests/same-host.sh`, which needs root, tests a peer of another user.
 #[test]
 fn a_peer_without_shared_memory_is_not_talked_to_where_it_is_required() {
     with_watchdog("a_peer_without_shared_memory_is_not_talked_to_where_it_is_required", || {
@@ -375,8 +377,8 @@ fn echo(config: Config, provider: ProviderChoice, address: SocketAddr, count: us
     }
 }
 
-/// Messages of any length arrive even if no memory of peers is mapped any more, here past 1 MiB on
-/// both sides.
+/// Messages of any length arrive even if a side has reached its limit of mapped peer memory, here 1
+/// MiB on both sides.
 #[test]
 fn peers_whose_memory_is_not_mapped_are_served() {
     with_watchdog("peers_whose_memory_is_not_mapped_are_served", || {
@@ -391,8 +393,9 @@ fn peers_whose_memory_is_not_mapped_are_served() {
     });
 }
 
-/// Forwards one connection to `to`. Returns the address, and the thread, which returns the first
-/// bytes of the reply and the number of all.
+/// Starts a proxy that forwards one connection to `to`. Returns its address and its thread. The
+/// thread returns the first 20 bytes of the server's reply, and the number of bytes that the client
+/// has sent.
 fn proxy(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<(Vec<u8>, u64)>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -415,8 +418,8 @@ fn proxy(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<(Vec<u8>, u64)>) {
     (address, thread::spawn(forward))
 }
 
-/// A proxy on this host carries the whole connection, with a CRC: no shared memory leaves it
-/// behind.
+/// If a proxy on this host is between the two sides, they do not switch to shared memory: the proxy
+/// carries all bytes of the connection, and the connection uses CRCs.
 #[test]
 fn a_proxy_is_not_left_behind() {
     with_watchdog("a_proxy_is_not_left_behind", || {
@@ -457,8 +460,8 @@ impl Onlooker for Segments {
 fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
     let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    // By their inodes: other tests close descriptors meanwhile, so a duplicate may get a number
-    // that is still to come in the directory.
+    // The keys are inodes, because a socket may be found twice: other tests close descriptors
+    // meanwhile, so a duplicate may get a number that the loop has not reached yet.
     let mut found = BTreeMap::new();
     for number in numbers {
         // SAFETY: the number belonged to a descriptor when the directory was read. If another test
@@ -474,7 +477,8 @@ fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
     found.into_values().collect()
 }
 
-/// The files that a process has got from its peers, or has sent to them, and mappings of all.
+/// The memory files that this process has received from its peers or sent to them, each with its
+/// mapping.
 #[derive(Debug, Default)]
 struct Keeper(Mutex<Vec<(OwnedFd, Option<Memory>)>>);
 
@@ -486,7 +490,8 @@ impl Keeper {
         self.0.lock().unwrap().push((file, memory));
     }
 
-    /// Returns the bytes in pages of all files, and the number of the files.
+    /// Returns the total size of the allocated pages of all files, in bytes, and the number of
+    /// files.
     fn allocated(&self) -> (u64, usize) {
         let files = self.0.lock().unwrap();
         let blocks = |(file, _): &(OwnedFd, _)| fstat(file).expect("its state").st_blocks as u64;
@@ -557,9 +562,9 @@ fn a_server_gets_back_what_it_has_lent_to_a_client_that_keeps_it() {
 /// The word of each lending of the attacker: a generation, and the key of a region.
 const WORD: u64 = 1 << 32 | 77;
 
-/// The connections of one process lend files of 1 TiB and files of many pages in all slots, again
-/// and again. The server maps 1 GiB at most, and only files that have their pages. Another client
-/// is served.
+/// The connections of one process lend files of 1 TiB and files of 16 MiB in all slots, again and
+/// again. The server maps at most 1 GiB, and only the files whose pages are allocated. Another
+/// client is served.
 #[test]
 fn a_peer_that_lends_without_end_disturbs_nobody() {
     with_watchdog("a_peer_that_lends_without_end_disturbs_nobody", || {
@@ -601,8 +606,8 @@ fn a_peer_that_lends_without_end_disturbs_nobody() {
             (0..2000).for_each(|_| lend(doorbell, 0, (&fixed, PIECE)));
         }
         echo(Config::default(), ProviderChoice::Shm, address, 4);
-        // Windows that wait to be unmapped count, so memory may be missing in a slot that was lent
-        // again.
+        // Windows that are not unmapped yet count towards the limit, so a slot that was lent again
+        // may have no mapped memory.
         check(&|bytes| (720 << 20..=768 << 20).contains(&bytes));
     });
 }

@@ -71,7 +71,7 @@ struct Sent {
     up: Vec<ConnectionId>,
     senders: usize,
     messages: [usize; CONNECTIONS],
-    /// The number of calls of `on_writable` for each.
+    /// The number of calls of `on_writable` for each connection.
     writable: [usize; CONNECTIONS],
 }
 
@@ -107,8 +107,8 @@ impl Sent {
 
 /// The connections use up the shared receives one by one, because the server keeps all messages.
 /// Then the server releases the messages of the first connection. Each of the others gets credits
-/// within the time of one message and its answer. On virtual time, so no machine is too slow for
-/// that.
+/// within the time of one message and its answer. The test uses virtual time, so this holds on a
+/// slow machine, too.
 #[test]
 fn connections_that_wait_get_what_is_released() {
     const ROUND_TRIP: Duration = Duration::from_micros(100);

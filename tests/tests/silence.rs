@@ -59,8 +59,9 @@ enum Traffic {
 }
 
 impl Traffic {
-    /// Returns the ages of a connection at which a fault occurs, in ns: at its beginning, and while it is busy. For an idle connection,
-    /// also around the times of its pings.
+    /// Returns the ages of a connection at which a fault occurs, in ns. All kinds of traffic have a
+    /// fault at the beginning and soon after it. `Idle` and `Kept` also have faults around the
+    /// times of the pings.
     const fn ages(self) -> &'static [u64] {
         match self {
             Self::Idle | Self::Kept => &[0, 3 * MS, 49 * MS, 50 * MS, 51 * MS, 60 * MS, 99 * MS, 111 * MS, 149 * MS],
@@ -332,8 +333,9 @@ fn a_path_that_dies_in_a_handshake_leaves_nothing() {
     }
 }
 
-/// A device may withhold the first frames of a connection until a later frame arrives, as siw does on a busy machine. The connection comes
-/// up on the passive side soon after the device listens to it: at the latest after three times this time and 100 ms.
+/// A device may withhold the first frames of a connection until a later frame arrives, as siw does
+/// on a busy machine. The connection is established on the passive side soon after the device
+/// begins to listen: within three times the delay of the device, plus about 100 ms.
 #[test]
 fn a_device_that_listens_late_delays_a_connection_and_does_not_end_it() {
     for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
@@ -372,8 +374,9 @@ impl Handler for Prompt {
     }
 }
 
-/// A server that takes no turn for some time, in which the client sends early messages, finds as many messages in flight as the client has
-/// sent. The client has room for the next message at each answer.
+/// While a server takes no turns, its client sends early messages. These must leave credits for
+/// `in_flight` messages of the client's program. When the server continues, the client must have a
+/// credit for its next message at each answer.
 #[test]
 fn early_messages_to_a_slow_peer_leave_room_for_data() {
     for (depth, in_flight) in [(6, 1), (8, 1), (16, 5), (32, 13)] {

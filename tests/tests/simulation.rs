@@ -102,9 +102,10 @@ fn promises_are_kept_with_a_pre_shared_key() {
     secured_worlds(SecurityMode::Psk);
 }
 
-/// Runs worlds whose only fault is that nodes are slow: for up to ten times the longest default limit they take no turn, or a call or a
-/// callback takes that long. A node that is absent itself does not hold that against its peers. So nothing may fail if the other nodes
-/// wait long enough, however short the limits of the slow node are.
+/// Runs worlds whose only fault is that nodes are slow: for up to ten times the longest default
+/// limit, they take no turn, or a call or a callback takes that long. A node does not count its own
+/// absence as silence of its peers. So nothing may fail if the other nodes wait long enough,
+/// however short the limits of the slow node are.
 fn slow_worlds(variant: Variant) {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(4));
     match check_many(first, count, 2, variant) {
@@ -136,8 +137,8 @@ fn every_promise_is_kept_when_nodes_are_slow_with_a_pre_shared_key() {
     slow_worlds(Variant { secured: SecurityMode::Psk, ..SLOW });
 }
 
-/// Runs worlds in which no node asks after its peers. A ping and its answer bring credits, and wake
-/// both sides, so in other worlds they can hide that nobody was woken.
+/// Runs worlds without pings. A ping and its answer bring credits, and wake both sides, so in other
+/// worlds they can hide a lost wake-up.
 fn unasked_worlds(variant: Variant) {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(2));
     match check_many(first, count, 2, variant) {
@@ -170,9 +171,10 @@ fn the_same_seed_is_the_same_world() {
     }
 }
 
-/// The worlds that have failed once, and what was wrong.
+/// The worlds that have failed once. The comments describe the defects.
 const FAILED: [(u64, Variant); 16] = [
-    // A node that was absent for longer than the memory of its peer stayed lost the last messages.
+    // A node that was absent for longer than its peer's memory remained available lost the last
+    // messages.
     (0x034e_eebe_58da_7aae, Variant { one_host: true, ..SLOW }),
     // A node that was absent for longer than `Timeouts::transfer` ended the transfers of its peers.
     (0xf27e_43bb_22e7_1ac1, SLOW),
@@ -185,8 +187,8 @@ const FAILED: [(u64, Variant); 16] = [
     // A node that was absent for longer than `Timeouts::handshake` ended a connection whose hello
     // it had not handled yet.
     (0x809c_e965_eeef_35c5, Variant { one_host: true, ..SLOW }),
-    // The same, when the peer could send its next message of the handshake only after the answer of
-    // the node.
+    // The same defect, if the peer could send its next message of the handshake only after the
+    // answer of the node.
     (0xeb74_1d40_11f5_4b59, Variant { secured: SecurityMode::Tls, ..SLOW }),
     (0x4476_7c29_2bb1_c26a, Variant { secured: SecurityMode::Psk, ..SLOW }),
     (0x903f_c84b_3046_bdec, Variant { secured: SecurityMode::Tls, ..SLOW }),

@@ -49,13 +49,13 @@ const EMBEDDED_WALKS: [(&str, usize); 5] = [
     ("The embedded provider: a connect", 5),
     ("The embedded provider: an end", 3),
 ];
-/// How the reactor looks up a connection: by these functions, or in this field.
+/// The ways in which the reactor looks up a connection: these functions, and this field.
 const LOOK_UPS: Ways = Ways { functions: &["of_work", "at", "at_with_provider", "input", "pass"], field: "table" };
-/// How the embedded provider looks up a connection: by these functions, or in this field.
+/// The ways in which the embedded provider looks up a connection: these functions, and this field.
 const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["known", "known_mut", "attempt"], field: "endpoints" };
-/// How widely the methods of types may be spread ([`calls::spread`]): the methods, the files, and
-/// the files that call each other in a circle. Types in one row count as one. Each row may only get
-/// smaller.
+/// The largest allowed spreads of the methods of types ([`calls::spread`]): the numbers of methods,
+/// of files, and of files that call each other in a circle. The types in one row count as one. The
+/// numbers may only be lowered.
 const EMBEDDED_SPREADS: [(&[&str], Spread); 4] = [
     (&["Iwarp"], Spread { methods: 80, files: 4, circle: 1 }),
     (&["Endpoints"], Spread { methods: 80, files: 4, circle: 1 }),
@@ -93,8 +93,8 @@ const REACTOR_SPREADS: [(&[&str], Spread); 4] = [
     ),
     (&["Connection"], Spread { methods: 208, files: 11, circle: 9 }),
 ];
-/// The largest number of public methods of `Context`. A method on a noun of its own belongs to a
-/// facet.
+/// The largest number of public methods of `Context`. Methods about another noun, such as timers,
+/// belong to a facet, such as `TimerContext`.
 const CONTEXT_METHODS: usize = 45;
 /// The largest number of methods of `Provider` that return no role (a trait for an optional part of a provider), and the largest number of
 /// methods of a role.
@@ -253,7 +253,7 @@ fn the_public_items_are_listed() {
     assert_eq!(last, Some(number), "{PUBLIC_ITEMS}: the last line of its history, `# NUMBER: WHY`, has another number");
 }
 
-/// A reader of a handler has to know the methods of the context.
+/// `Context` has few methods, because a reader of a handler must know them.
 #[test]
 fn the_context_has_few_methods() {
     let items = surface::items(&reactor());
@@ -261,13 +261,14 @@ fn the_context_has_few_methods() {
     none(&surface::too_many_methods(&items, "Context", CONTEXT_METHODS));
 }
 
-/// `docs/loop.md` promises a limit on the lines that peers can cause.
+/// `docs/loop.md` promises a limit on the log lines that peers can cause.
 #[test]
 fn log_lines_that_peers_cause_have_a_limit() {
     none(&libraries().iter().flat_map(|(_, source)| logs::unlimited(source)).collect::<Vec<_>>());
 }
 
-/// The run of the planted defects (`tests/mutants/run.sh`) reads the names from the table.
+/// Each planted defect has a row in the table, because `tests/mutants/run.sh` reads the names from
+/// it.
 #[test]
 fn each_planted_defect_has_a_row() {
     let defects = written("docs/testing.md", "Planted defects");
@@ -602,7 +603,8 @@ mod checks {
         assert_eq!(missing, ["there is no `fn input` to count", "there is no `field table` to count"]);
     }
 
-    /// The part in `part.rs` calls back up, through each way to name the whole.
+    /// A call from a part, in `part.rs`, back to the type that contains the part is found, in each
+    /// way to name that type.
     #[test]
     fn a_call_back_up_is_found_whatever_the_receiver_is_called() {
         let whole = "mod part; pub struct World { part: Part } impl World { fn run(&mut self) { Part::serve(self) } fn up(&self) {} }";
@@ -622,7 +624,7 @@ mod checks {
                 circle - 1
             );
         }
-        // A name that another type has too does not tell whom a call is for, unless the receiver is
+        // If another type has a method of the same name, a call counts only if its receiver is
         // `self`.
         let split = [
             ("lib.rs", "mod a; mod b; struct O; impl O { fn g(&self) {} }"),

@@ -384,8 +384,8 @@ fn a_panic_on_the_thread_ends_every_wait() {
     });
 }
 
-/// With `Config::contain_panics`, a closure that panics ends its own wait only. The reactor
-/// continues.
+/// With `Config::contain_panics`, a panic of a closure is reported only to the caller of this
+/// closure. The reactor continues.
 #[test]
 fn a_contained_panic_of_a_closure_is_told_to_its_caller() {
     on_threads(2, async {
@@ -486,7 +486,7 @@ fn a_dropped_connect_leaves_nothing() {
     });
 }
 
-/// Returns `len` bytes, which differ from one place to the next.
+/// Returns `len` bytes, each of which differs from its neighbours.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }
@@ -531,8 +531,8 @@ fn streams_carry_all_bytes_both_ways_and_end() {
     }
 }
 
-/// A write is one message, of all its slices and of 64 KiB at most. The end is an empty message, as
-/// the streams of a handler send it.
+/// A write is sent as one message, which contains all slices, up to 64 KiB. The end of a direction
+/// is an empty message, as on the streams of a handler.
 #[test]
 fn a_write_of_a_stream_is_one_message() {
     on_threads(2, async {
@@ -567,7 +567,7 @@ fn a_stream_waits_for_a_peer_that_does_not_read() {
                 here.with(|_| ()).await.unwrap();
                 continue;
             }
-            // As in `fill`.
+            // As in [`fill`], only the peer's program can make room when all messages have arrived.
             let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
             if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
                 break;
@@ -585,8 +585,8 @@ fn a_stream_waits_for_a_peer_that_does_not_read() {
     });
 }
 
-/// A peer finishes its stream, and then closes the connection, as clients of HTTP do. The end of
-/// the other direction is then no error: nobody waits for it.
+/// A peer finishes its stream, and then closes the connection, as clients of HTTP do. Ending the
+/// other direction is then no error, because nobody waits for that end.
 #[test]
 fn a_stream_ends_after_its_peer_has_finished_and_closed() {
     on_threads(2, async {

@@ -14,8 +14,9 @@ use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::udp::UdpOptions;
 use rdma_transport::provider::Provider;
 
-/// The device has no room for the last message of a chain. It is posted again when a message before
-/// it has completed, which makes room. With this depth, the third message has a completion.
+/// The device refuses the last message of a chain, because its queue is full. The message is posted
+/// again when an earlier one has completed. With this send depth, the third message of the chain
+/// has a completion.
 #[test]
 fn a_chain_that_the_device_refuses_is_posted_when_there_is_room() {
     let (fabric, gate, up, counts) = (network(2), Gate::default(), Attempts::default(), Counts::default());
@@ -24,7 +25,7 @@ fn a_chain_that_the_device_refuses_is_posted_when_there_is_room() {
         Node::new(sender, Box::new(up.clone())),
         Node::new(reactor(1, &fabric, patient(Config::default())), Box::new(counts.clone())),
     ];
-    // With this framing, there are no pings, and messages do not end with their post.
+    // With raw framing, there are no pings, and messages do not complete when they are posted.
     let (listens, connects) = (ListenOptions::new(), ConnectOptions::new());
     nodes[1].reactor.context().listen_with(address(1, 7471), listens.framing(Framing::Raw)).expect("a free port");
     nodes[0].reactor.context().connect_with(address(1, 7471), connects.framing(Framing::Raw)).expect("connecting");
@@ -42,8 +43,8 @@ fn a_chain_that_the_device_refuses_is_posted_when_there_is_room() {
     assert_eq!((gate.failed_of(Call::PostSend), counts.0.get()), (1, 4));
 }
 
-/// The device of a listener is removed and comes back. No event reports that, so the listener looks
-/// for it from time to time, and accepts connections again.
+/// The device of a listener is removed and added again. No event reports the addition, so the
+/// reactor looks for the device from time to time. The listener then accepts connections again.
 #[test]
 fn a_listener_finds_its_device_again() {
     let (fabric, gate, client) = (network(2), Gate::default(), Attempts::default());
@@ -68,8 +69,8 @@ fn a_listener_finds_its_device_again() {
 }
 
 /// A closed endpoint releases its entries of the completion queue. They are free when the reactor
-/// has seen the queue empty, and no completion makes it look. So it polls the queue before it
-/// sleeps, and the next endpoint needs no further queue.
+/// has found the queue empty, but no completion causes a poll. So the reactor polls the queue
+/// before it sleeps, and the next endpoint needs no further queue.
 #[test]
 fn entries_of_a_completion_queue_that_were_released_are_used_again() {
     let (fabric, gate) = (network(1), Gate::default());
@@ -96,9 +97,9 @@ fn entries_of_a_completion_queue_that_were_released_are_used_again() {
     }
 }
 
-/// Sends of other threads wait for slots of the send queue. The completions that free the slots are
-/// handled when a turn is continued, and their queue has raised its event before, in the same turn.
-/// So no event follows: the reactor itself must see to the turn that executes the sends.
+/// Sends of other threads wait for slots of the send queue. A resumed turn handles the completions
+/// that free the slots, but their queue has raised its event earlier in the same turn. So no event
+/// follows, and the reactor itself must schedule the turn that posts the sends.
 #[test]
 fn sends_of_other_threads_follow_a_resumed_turn() {
     const SENDS: u64 = 20;
@@ -117,8 +118,8 @@ fn sends_of_other_threads_follow_a_resumed_turn() {
     until(&fabric, &mut nodes, "the connections", |_| up.up.borrow().len() == 2);
     let calm = lock(&fabric).now() + 100 * MS;
     until(&fabric, &mut nodes, "silence", |_| lock(&fabric).now() > calm);
-    // From now on, only the client takes turns. Its next turn looks for edges, because its last
-    // look was long ago.
+    // From now on, only the client takes turns. Its next turn polls for edges, because its last
+    // poll was long ago.
     let later = lock(&fabric).now() + 100 * MS;
     lock(&fabric).advance(later);
     let Node { reactor: client, handler, .. } = &mut nodes[0];

@@ -107,9 +107,10 @@ pub struct Capabilities {
     /// The largest values that [`CqAttr::moderation`](crate::CqAttr::moderation) may have; `None` if the device has no
     /// moderation.
     pub completion_moderation: Option<Moderation>,
-    /// The length of the largest datagram, in bytes; 0 if the device has no datagrams. If the ports of a device differ,
-    /// this is the limit of the port that was used first;
-    /// [`bind_datagram`](crate::roles::Datagrams::bind_datagram) returns that of a given port.
+    /// The length of the largest datagram, in bytes; 0 if the device has no datagrams. If the ports
+    /// of a device differ, this is the limit of the port that was used first;
+    /// [`bind_datagram`](crate::roles::Datagrams::bind_datagram) returns the limit of the port that
+    /// it uses.
     pub max_datagram: u32,
     /// The maximum number of outstanding RDMA Reads per queue pair, in each direction.
     pub max_read_depth: u16,
@@ -123,8 +124,8 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Returns capabilities with `features`, and with limits that every known device supports. A provider whose device
-    /// supports more then raises these limits.
+    /// Returns capabilities with `features`, and with limits that every known device supports. A
+    /// provider raises the limits of a device that supports more.
     #[must_use]
     pub const fn portable(features: Features) -> Self {
         Self {

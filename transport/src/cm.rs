@@ -25,8 +25,8 @@ pub struct ConnectParam<'a> {
     /// The limits and pauses of retransmissions. Ignored on iWARP, where TCP retransmits.
     pub retries: Retries,
     /// True if the private data contains its own length, so that the peer ignores bytes behind it.
-    /// The embedded provider then adds 4 bytes to the request of a connection within the host, by
-    /// which the peer recognizes a proxy.
+    /// If true, the embedded provider may append 4 bytes to the private data of a connect request
+    /// within the host. By these bytes, the peer detects a proxy on the path.
     pub self_delimiting: bool,
 }
 
@@ -240,8 +240,8 @@ pub struct CmEvent {
     pub kind: CmEventKind,
 }
 
-/// The kinds of connection-manager events. Each of the sixteen events of `rdma_get_cm_event`(3) is mapped to one of
-/// these. Newer events are reported as [`CmEventKind::Other`].
+/// The kinds of connection-manager events. Each of the sixteen events of `rdma_get_cm_event`(3) is
+/// mapped to one of these kinds. Newer events are reported as [`CmEventKind::Other`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CmEventKind {

@@ -4,8 +4,9 @@
 //! [`resolve_datagram`](crate::roles::Datagrams::resolve_datagram) and
 //! [`listen_datagram`](crate::roles::Datagrams::listen_datagram) create datagram ids.
 //!
-//! One queue pair can serve many datagram ids, and only one of these ids has the queue pair. The queue pair can send to
-//! every peer that another id has resolved. A program that listens can name one queue pair in its answers to all peers
+//! A queue pair belongs to one datagram id, but can serve many ids of its device, which then need
+//! no queue pair. It can send to every peer that these ids have resolved. A program that listens
+//! can answer all connect requests with the number of one queue pair
 //! ([`answer_datagram`](crate::roles::Datagrams::answer_datagram)).
 //!
 //! A receive must be [`GRH_LEN`] bytes longer than the datagram. The device places a header of this length in front of

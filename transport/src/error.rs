@@ -22,15 +22,15 @@ pub enum TransportError {
         /// The feature that was requested.
         feature: &'static str,
     },
-    /// The settings require shared memory with each peer, and this peer cannot be met there.
+    /// The settings require shared memory with each peer, and this peer cannot use it.
     #[error("the provider {provider} accepts only peers in shared memory: {why}")]
     SharedMemoryOnly {
         /// The name of the provider.
         provider: &'static str,
-        /// The reason why the peer cannot be met in shared memory.
+        /// The reason why the connection cannot use shared memory.
         why: &'static str,
-        /// True if the reason is on the local side and passes, so that the peer may try again
-        /// later.
+        /// True if the reason is a temporary state of the local side, so that the peer may try
+        /// again later.
         is_temporary: bool,
     },
     /// No RDMA device is usable.
@@ -133,8 +133,8 @@ pub enum TransportError {
     },
 }
 
-/// Returns the cure of a system error as the end of a message; an empty text if the system error
-/// needs none.
+/// Returns advice on a system error, to append to its message. Returns an empty text if there is
+/// no advice.
 fn cure(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => ": raise the limit of open files (ulimit -n)",
@@ -150,7 +150,7 @@ fn refusal(bytes: usize, error: &io::Error) -> String {
 /// Checks that `value` is in the range `within`. `range` describes the range in the error.
 ///
 /// # Errors
-/// [`TransportError::OutOfRange`], which names `what`.
+/// [`TransportError::OutOfRange`] names the setting `what` if `value` is outside of `within`.
 pub fn in_range(
     what: &'static str,
     value: impl Into<u64>,

@@ -13,7 +13,7 @@
 //! | [`handle`], [`slab`] | the handles of a provider's objects, and a table whose slots have generations |
 //! | [`sockets`] | options of sockets and network interfaces |
 //! | [`newcomers`] | a table of connections whose peers have not shown yet that they are real clients |
-//! | [`shares`] | the connections of each host, and what is left of a pool for hosts with few |
+//! | [`shares`] | the connections of each host, and the rule for the last quarter of a pool |
 //! | [`log_limit`] | a limit on the log lines that peers can cause |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with its own memory, for posting work requests without unsafe code |
@@ -83,8 +83,8 @@ pub const fn planted(_: &str) -> bool {
     false
 }
 
-/// Returns true if the environment variable `PLANTED` names this defect. An unknown name panics,
-/// because with a mistyped name a run without any defect would look like one that misses it.
+/// Returns true if the environment variable `PLANTED` names the defect `name`. Panics if `PLANTED`
+/// is an unknown name: such a run plants nothing, and would look like tests that miss a defect.
 #[doc(hidden)]
 #[cfg(plantable)]
 #[inline]
@@ -92,7 +92,7 @@ pub fn planted(name: &str) -> bool {
     // local: a variable of the environment
     static CHOSEN: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         let chosen = std::env::var("PLANTED").unwrap_or_default();
-        // Read when the program runs: a change of the page must not build all programs again.
+        // Read at run time, so that a change of the page does not rebuild all programs.
         let table = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/testing.md");
         let known = |name: &str| std::fs::read_to_string(table).is_ok_and(|page| page.contains(name));
         assert!(chosen.is_empty() || known(&format!("\n| `{chosen}` |")), "PLANTED={chosen}: no such row in {table}");
@@ -101,6 +101,6 @@ pub fn planted(name: &str) -> bool {
     *CHOSEN == name
 }
 
-// Tests of this crate name it as others do (`mem/test_memory.rs`).
+// `mem/test_memory.rs`, which the tests of other crates also use, names this crate by its name.
 #[cfg(test)]
 extern crate self as rdma_transport;

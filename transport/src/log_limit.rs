@@ -24,7 +24,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// The largest number of lines that are written within `INTERVAL`, for all hosts together.
 const MAX_LINES: usize = 256;
 
-/// The address under which a line counts that peers cause together, and that is about none of them.
+/// The peer's address for a line that many peers cause together, and that concerns no single peer.
 pub const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// The kind of a log line about a peer.
@@ -36,7 +36,7 @@ pub enum Complaint {
     NotUp,
     /// A peer violated the protocol.
     Violation,
-    /// A connection could not go on: memory, the device or the program's callback failed.
+    /// A connection failed, because memory, the device or the program's callback failed.
     Failed,
     /// A connection does not make progress.
     Stalled,

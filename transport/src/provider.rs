@@ -202,8 +202,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// # Errors
     /// [`TransportError::PrivateDataTooLong`](crate::TransportError::PrivateDataTooLong);
     /// [`TransportError::InvalidState`](crate::TransportError::InvalidState) for an id that is not resolved, or has no
-    /// queue pair; [`TransportError::NoDevice`](crate::TransportError::NoDevice) if the device's port has gone down
-    /// since. After an error nothing has changed.
+    /// queue pair; [`TransportError::NoDevice`](crate::TransportError::NoDevice) if the device's
+    /// port went down after the id was resolved. After an error nothing has changed.
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()>;
 
     /// Accepts a connect request whose id has a queue pair. The result is the event `Established`, `ConnectFailed` or

@@ -52,10 +52,11 @@ pub trait RemoteKeys {
 
 /// The role that reports when data last arrived from a peer.
 pub trait Liveness {
-    /// Returns the time at which data last arrived for a connected queue pair, including parts of unfinished messages. The time is the
-    /// `now` of the call that read the data. If no data has arrived, it is the `now` of the call that connected the queue pair. A provider
-    /// may count a frame only when the frame is complete, or when a few hundred bytes of it have arrived. A provider may also count an
-    /// acknowledgement that lets it send data for which there was no room.
+    /// Returns the time at which data last arrived for a connected queue pair, including parts of
+    /// unfinished messages. The time is the `now` of the call that read the data. If no data has
+    /// arrived, it is the `now` of the call that connected the queue pair. A provider may count a
+    /// frame only when the frame is complete, or when a few hundred bytes of it have arrived. If
+    /// the socket was full, a provider may also count an acknowledgement that makes room in it.
     ///
     /// Returns `None` if the queue pair is not connected, or if the device does not report the time.
     fn last_heard(&self, qp: QpId) -> Option<Instant>;
@@ -80,20 +81,23 @@ pub trait SharedMemory {
     /// Returns true if an established connection uses shared memory.
     fn is_shared(&self, qp: QpId) -> bool;
 
-    /// Allows the peer of `qp` to map a region. The region's memory must be from [`Memory::new_shared`](crate::Memory::new_shared). After
-    /// the peer has mapped the region, the peer reads the payload of sends in this memory, and such a send completes only after that. The
-    /// provider still copies payloads of at most 1 KiB, of several entries, and of inline sends. Before the peer has mapped the region, all
-    /// payloads are copied. If the connection ends before the peer has read the payload of a send, the peer does not receive that message.
-    /// Lend a memory to one connection only. The peer may read the memory at any time, even after the region is deregistered.
+    /// Allows the peer of `qp` to map a region. The region's memory must be from
+    /// [`Memory::new_shared`](crate::Memory::new_shared). Before the peer has mapped the region,
+    /// the provider copies all payloads. From then on, the peer reads the payloads of sends from
+    /// this memory in place, and each of these sends completes only after the peer has read its
+    /// payload. The provider still copies payloads of at most 1 KiB, of several entries, and of
+    /// inline sends. If the connection ends before the peer has read the payload of a send, the
+    /// peer does not receive that message. Lend a memory to one connection only. The peer may read
+    /// the memory at any time, even after the region is deregistered.
     ///
-    /// Memory with [`Sharing::Lent`](crate::mem::Sharing::Lent) is only for Reads of the peer,
-    /// which it executes on its mapping. Sends from there are copied. The peer may also write to
-    /// this memory, and removes its pages when the lending has ended.
+    /// Memory with [`Sharing::Lent`](crate::mem::Sharing::Lent) is only for RDMA Reads of the peer,
+    /// which the peer executes on its mapping. The payloads of sends from this memory are copied.
+    /// The peer may also write to the memory, and removes its pages when it drops its mapping.
     ///
     /// `file` is the descriptor of the memory, from
     /// [`Memory::take_file`](crate::Memory::take_file). The provider closes it once it is sent to
-    /// the peer, so that lent memory occupies no descriptor. With `None`, the memory must have its
-    /// descriptor.
+    /// the peer, so that lent memory occupies no descriptor. With `None`, the memory must still
+    /// contain its descriptor.
     ///
     /// Returns `false`, and lends nothing, if the connection does not use shared memory, if it has
     /// reached its limit of lent regions, if the region is already lent, or if there is no
@@ -205,14 +209,17 @@ pub trait Datagrams {
     /// [`max_datagram`](crate::Capabilities::max_datagram).
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)>;
 
-    /// Answers a peer's connect request for datagrams with the number of the queue pair `qp`, to which the peer then sends its datagrams.
-    /// `qp` must be on the device of the request. The call destroys the id of the request, even if it returns an error. No events of the
-    /// peer follow.
+    /// Answers a peer's connect request for datagrams with the number of the queue pair `qp`, to
+    /// which the peer then sends its datagrams. `qp` must be on the device of the request. The call
+    /// destroys the id of the request, even if it returns an error. The provider reports no further
+    /// events of this peer.
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()>;
 
-    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send datagrams. With a connect request, a peer asks
-    /// for the number of a queue pair to send to. `accept` answers with the number of the request's own queue pair. The result is the event
-    /// `Established`. The peer's own queue pair is unknown until its first datagram arrives.
+    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send
+    /// datagrams. With a connect request, a peer requests the number of the queue pair to which it
+    /// sends its datagrams. `accept` answers with the number of the queue pair of the request's id.
+    /// The result is the event `Established`. The peer's own queue pair is unknown until its first
+    /// datagram arrives.
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId>;
 
     /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve), but for datagrams to `peer`, which may be a multicast group.
@@ -288,8 +295,10 @@ pub trait Adapter {
 
 /// The role of device events that do not concern a single connection.
 pub trait DeviceEvents {
-    /// Returns the next event of a device. Returns `None` if no event is available. These events make the connection-manager channel
-    /// readable, so call this function when [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The provider
-    /// keeps at most 1000 unread events. At this limit, each new event replaces the oldest one.
+    /// Returns the next event of a device. Returns `None` if no event is available. These events
+    /// make the connection-manager channel readable, so call this function when
+    /// [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The
+    /// provider keeps at most 1000 unread events. At this limit, each new event replaces the oldest
+    /// [`LastReceive`](crate::DeviceEventKind::LastReceive), or the oldest event if there is none.
     fn next_device_event(&mut self) -> Option<AsyncEvent>;
 }

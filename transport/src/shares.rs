@@ -1,5 +1,5 @@
-//! The connections of each host, with the load that they put on a pool together, and the rule for
-//! the last part of a pool. The rule keeps one host from using the whole pool.
+//! The connections of each host, with their total load on a pool, and the rule for the last quarter
+//! of a pool. The rule keeps one host from using the whole pool.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use crate::slab::{Key, Slab};
 /// The last `1/RESERVED` of a pool is reserved for hosts that have less than their share.
 const RESERVED: usize = 4;
 
-/// Returns true if the last quarter of a pool is in use when `taken` of its `limit` entries are in
-/// use. Then only a host that has less than its share gets further entries. Before, a host may have
-/// as many entries as are free.
+/// Returns true if `taken`, the used entries of a pool, reach into the last quarter of its `limit`
+/// entries. If true, give further entries only to hosts that have less than their share, which the
+/// caller defines. Otherwise a host may use all free entries.
 #[must_use]
 pub const fn is_scarce(taken: usize, limit: usize) -> bool {
     taken > limit - limit / RESERVED
@@ -24,8 +24,8 @@ struct HostEntry<L> {
     load: L,
 }
 
-/// The number of connections of each host, and a load `L` that they have together. A connection
-/// whose host is not known counts for the host `None`.
+/// The number of connections of each host, and their total load `L`. A connection whose host is
+/// not known counts for the host `None`.
 #[derive(Debug)]
 pub struct Hosts<L> {
     entries: Slab<HostEntry<L>>,
@@ -39,8 +39,8 @@ impl<L> Default for Hosts<L> {
 }
 
 impl<L: Default> Hosts<L> {
-    /// Adds a connection of a host. Returns the key of the host, which is valid until the same
-    /// number of calls of [`Hosts::close`] as of `open`.
+    /// Adds a connection of a host. Returns the key of the host, which is valid until
+    /// [`Hosts::close`] has removed the host's last connection.
     pub fn open(&mut self, host: Option<Host>) -> Key {
         let Self { entries, by_host } = self;
         let new = || entries.insert(HostEntry { host, connections: 0, load: L::default() });
@@ -51,7 +51,7 @@ impl<L: Default> Hosts<L> {
         key
     }
 
-    /// Removes a connection of a host. The host is forgotten with its last connection.
+    /// Removes a connection of a host. If it is the last one, also removes the host and its load.
     pub fn close(&mut self, key: Key) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.connections -= 1;
@@ -61,14 +61,14 @@ impl<L: Default> Hosts<L> {
         }
     }
 
-    /// Returns the load of a host.
+    /// Returns the load of a host. Returns `None` if the host has no connection.
     #[inline]
     #[must_use]
     pub fn load(&self, key: Key) -> Option<&L> {
         self.entries.get(key).map(|entry| &entry.load)
     }
 
-    /// Returns the load of a host, for changes.
+    /// Returns the load of a host, mutably. Returns `None` if the host has no connection.
     #[inline]
     pub fn load_mut(&mut self, key: Key) -> Option<&mut L> {
         self.entries.get_mut(key).map(|entry| &mut entry.load)

@@ -101,8 +101,8 @@ pub struct RemoteAddress {
     pub key: RemoteKey,
 }
 
-/// The operation of a send work request. A provider decides about each, so a new one is a change of
-/// the interface.
+/// The operation of a send work request. A provider must execute or refuse each operation, so a new
+/// variant would be a breaking change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// Sends a message, which consumes the peer's next posted receive.

@@ -127,7 +127,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     client.context().connect(address)?;
     let mut sender = Sender::default();
     client.run(&mut sender)?;
-    // The receiver may not have had the connection, and then it does not end. So the program does not wait for it.
+    // The receiver ends only when its connection ends. It may never have had one, so the program
+    // does not wait for it.
     if let Some(why) = sender.failed {
         return Err(why.into());
     }

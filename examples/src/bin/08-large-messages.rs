@@ -96,7 +96,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut sender = Sender { started: Instant::now(), to_copy, to_lend, region: None, copy: None, failed: None };
     client.context().connect(address)?;
     client.run(&mut sender)?;
-    // The receiver may not have had the connection, and then it does not end. So the program does not wait for it.
+    // The receiver ends only when its connection ends. It may never have had one, so the program
+    // does not wait for it.
     if let Some(why) = sender.failed {
         return Err(why.into());
     }

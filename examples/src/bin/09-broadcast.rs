@@ -149,7 +149,8 @@ fn follow(name: &str, address: SocketAddr) -> Result<Member, Box<dyn Error>> {
     }
 }
 
-/// Runs a member on its own thread. If the member fails, stops the feed, which would wait for it.
+/// Runs a member on its own thread. If the member fails, stops the feed, which would otherwise wait
+/// for the member forever.
 fn start(name: &'static str, address: SocketAddr, feed: ReactorHandle) -> JoinHandle<Result<Member, String>> {
     thread::spawn(move || {
         follow(name, address).map_err(|error| {

@@ -128,7 +128,8 @@ impl Handler for Store {
     }
 }
 
-/// Returns the words from 0 on, enough for the content of every block.
+/// Returns consecutive 8-byte numbers from 0 on. The content of each block is a range of them
+/// ([`content`]).
 fn words() -> Vec<u8> {
     (0..BLOCK as u64 / 8 + BLOCKS).flat_map(u64::to_le_bytes).collect()
 }

@@ -40,7 +40,8 @@ struct Owner {
     cache: Option<Region>,
     /// The number of bytes of which the mover has notified the owner.
     notified: u64,
-    /// A copy of the cache at the notification. It is checked after the transfers, because a reactor answers nobody during a callback.
+    /// A copy of the cache, made when the mover's notification arrived. It is checked after the
+    /// transfers, because a reactor does not serve its peers during a callback.
     written: Vec<u8>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn on_signals(mut act: impl FnMut() + Send + 'static) -> Result<(), F
         teller.try_clone().and_then(|teller| pipe::register(signal, teller)).map_err(failed)?;
     }
     let wait = move || {
-        // A signal is one byte.
+        // For each signal, the handler writes one byte to the socket.
         while told.read_exact(&mut [0]).is_ok() {
             act();
         }

@@ -1,5 +1,5 @@
-//! Bad inputs of all programs in one table, each with the words that its user reads, and output
-//! that cannot be written. The tests of each program have more.
+//! Tests of all programs with bad inputs: a table of command lines, each with words of its error.
+//! Also tests with a standard output that cannot be written. Each program has more such tests.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 #[allow(dead_code, reason = "here a shell starts the programs")]
@@ -25,8 +25,8 @@ fn run(line: &str) -> Output {
     shell(line).output().expect("it runs")
 }
 
-/// Checks that a line failed: with status 1, and with one line of `name` on standard error that has
-/// these words.
+/// Checks that a command line fails with status 1 and one line on standard error, which begins with
+/// `name` and has these words.
 #[track_caller]
 fn failed_with(line: &str, name: &str, words: &str) {
     process::failed_with(&run(line), name, words);
@@ -91,7 +91,7 @@ fn each_mistake_is_one_line_with_its_cure() {
     failed_with("ulimit -n 6; kv server -p 0", "kv", words);
 }
 
-/// Files with keys that are missing or wrong, each named with its flag.
+/// If a file with keys is missing or wrong, the error names the file and its flag.
 #[test]
 fn files_with_keys_that_cannot_be_used_are_named() {
     for (flags, words) in [
@@ -114,7 +114,7 @@ fn files_with_keys_that_cannot_be_used_are_named() {
     }
 }
 
-/// Mistakes that only a server finds.
+/// Mistakes that a client cannot detect without its server.
 #[test]
 fn a_server_is_not_what_its_client_expects() {
     let server = Server::start("kv server --bind 127.0.0.1 -p 0");
@@ -144,7 +144,7 @@ fn text_that_cannot_be_written_is_a_failure() {
     assert!(paths.len() > 10, "{paths:?}");
     for name in paths.iter().map(|path| path.file_stem().and_then(|stem| stem.to_str()).expect("a name")) {
         failed_with(&format!("{name} --help > /dev/full"), name, LOST);
-        // A reader that has enough is no failure.
+        // A reader that closes the pipe early causes no failure.
         let read = run(&format!("set -o pipefail; {name} --help | true"));
         assert_eq!((read.status.code(), &read.stderr[..]), (Some(0), &b""[..]), "{name}: {read:?}");
     }
@@ -168,8 +168,8 @@ impl Drop for Server {
     }
 }
 
-/// Checks that a line fails if standard output is full, and that its last words on standard error
-/// say so.
+/// Checks that a command line fails if standard output is full, and that its last line on standard
+/// error reports this.
 #[track_caller]
 fn loses(line: &str) {
     let output = run(&format!("{line} > /dev/full"));

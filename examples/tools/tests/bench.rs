@@ -52,7 +52,8 @@ fn each_row_works() {
 
 #[test]
 fn a_row_that_fails_is_reported_and_the_others_run() {
-    // The echoes on many connections, and after them the mix of requests and the datagrams. 100 connections need more than 64 descriptors.
+    // The rows are the echoes on many connections, the mix of requests, and the datagrams. 100
+    // connections need more than 64 descriptors.
     let (status, results, table) = smoke("s o", "64");
     assert_eq!((status, results.len()), (Some(1), 9), "{table}");
     for row in results {

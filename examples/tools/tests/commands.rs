@@ -1,7 +1,7 @@
-//! The commands that a reader is told to run: the targets of `make help`, and the lines of each
-//! block of shell in the documents. `tests/data/commands.txt` says of each how it is run. This test
-//! compares that list with the documents, and runs the lines that are marked `now`, block by block,
-//! in a folder of its own.
+//! Tests of the documented commands: the targets of `make help`, and the lines of each shell block
+//! in the documents. `tests/data/commands.txt` lists all of them, and how each one is tested. One
+//! test compares this list with the documents. Another test runs the lines that are marked `now`,
+//! each block in a separate folder.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 use std::collections::BTreeSet;
@@ -73,7 +73,7 @@ fn all_blocks() -> Vec<Block> {
     found.iter().flat_map(of).collect()
 }
 
-/// Returns a line as the list has it.
+/// Returns a line in the form in which the list has it: without a final `&`.
 fn listed(line: &str) -> &str {
     line.trim_end_matches('&').trim_end()
 }
@@ -90,8 +90,8 @@ fn bare(command: &str) -> &str {
     rest
 }
 
-/// Returns what is wrong with a list: commands that it lacks, and lines for which there is no
-/// command.
+/// Returns the errors of a list: commands that are missing in it, and lines whose command is in no
+/// document.
 fn compare(rows: &[Row], wanted: &BTreeSet<String>) -> Vec<String> {
     let has = |command: &String| rows.iter().any(|row| row.command == *command || bare(&row.command) == command);
     let mut wrong: Vec<_> =
@@ -150,8 +150,8 @@ fn a_command_that_is_not_listed_is_found() {
 const SHORTER: [(&str, &str); 4] =
     [("-n 100000", "-n 100"), ("-D 10", "-D 1"), ("--seconds 3", "--seconds 1"), (" -a ", " -a -n 10 ")];
 
-/// Writes a script with those lines of a block that run now. It ends with the first command that
-/// fails, and takes its servers with it.
+/// Returns a script with the lines of a block that are marked `now`, or `None` if there are none.
+/// The script ends at the first command that fails, and kills its servers.
 fn script(block: &Block, now: &BTreeSet<&str>) -> Option<String> {
     let lines: Vec<_> = block.lines.iter().filter(|line| now.contains(listed(line))).collect();
     if lines.is_empty() {
@@ -165,7 +165,7 @@ fn script(block: &Block, now: &BTreeSet<&str>) -> Option<String> {
         let short = SHORTER.iter().fold(line.clone(), |line, (long, short)| line.replace(long, short));
         text += &format!("echo '$ '{}\n", quoted(&short));
         text += &short;
-        // A reader looks at the server's first line before he types the next one.
+        // A user waits until the server listens before typing the next command.
         text += if short.ends_with('&') { "\nlistening $!\n" } else { "\n" };
     }
     Some(text)
@@ -192,7 +192,7 @@ fn the_commands_of_the_documents_work() {
             fs::write(folder.join("target/demo").join(name), [7; 100_000]).expect("a file");
         }
         let path = format!("{}/target/demo:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
-        // Returns when a process has a socket that listens.
+        // The shell function `listening` returns when a process has a listening socket.
         let listening = "listening() { for _ in {1..600}; do kill -0 $1; for fd in /proc/$1/fd/*; do \
                          case $(readlink $fd) in socket:*) inode=$(readlink $fd); inode=${inode//[!0-9]/}; \
                          awk -v inode=$inode '$4 == \"0A\" && $10 == inode { found = 1 } END { exit !found }' \
@@ -214,7 +214,8 @@ fn the_commands_of_the_documents_work() {
     assert!(ran >= 4, "{ran} blocks ran");
 }
 
-/// Returns a command that knows no repository but that of its folder.
+/// Returns a command without the environment variables that would make Git use another repository
+/// than that of its folder.
 fn outside(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"].iter().for_each(|name| _ = command.env_remove(name));

@@ -275,7 +275,8 @@ fn a_signal_while_counters_are_watched_ends_it_with_status_130() {
     }
 }
 
-/// The program is started like one of `nohup`. It must do its work although the terminal goes away meanwhile.
+/// The program starts with SIGHUP ignored, as under `nohup`. It must finish although SIGHUP arrives
+/// meanwhile.
 #[test]
 fn a_hangup_that_is_ignored_at_the_start_stays_ignored() {
     let machine = Machine::new("software", "hangup");
@@ -287,7 +288,7 @@ fn a_hangup_that_is_ignored_at_the_start_stays_ignored() {
     let fifo = wait_for(|| open(&counter));
     kill(Pid::from_raw(doctor.id() as i32), Signal::SIGHUP).unwrap();
     drop(fifo);
-    // Each writer that goes away ends a read of the FIFO.
+    // Each writer that closes the FIFO ends one read of the program.
     let status = wait_for(|| {
         drop(open(&counter));
         doctor.try_wait().unwrap()

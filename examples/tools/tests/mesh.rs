@@ -360,8 +360,8 @@ fn a_rank_with_figures_that_cannot_be_is_a_row() {
     assert_eq!(told.code, Some(1), "{}", told.stdout);
     assert!(told.stdout.contains("rank 1 on liar is gone: it reports 1e308 Gbit/s"), "{}", told.stdout);
     assert!(!told.json.to_string().contains("00000000"), "{}", told.json);
-    // Rank 0 has connected to the address from which the liar came, and not to the one that it
-    // named.
+    // Rank 0 has connected to the address from which the false rank joined, and not to the address
+    // `named` in its report.
     elsewhere.set_nonblocking(true).expect("set");
     assert_eq!(elsewhere.accept().expect_err("no connection").kind(), std::io::ErrorKind::WouldBlock);
 }

@@ -305,7 +305,7 @@ fn a_peer_gets_at_no_other_file() {
     failed_with(&server.copy(&source, "127.0.0.1:away/outside"), "is not a directory on the server");
     assert!(refusal(&server, &CopyMessage::Folder("away/folder")).contains("is not a directory on the server"));
     assert!(!server.root.join("folder").exists());
-    // A partial copy with a second name is a file elsewhere.
+    // A partial copy with a second hard link is also a file elsewhere, which must not change.
     fs::write(server.root.join("elsewhere"), "mine").expect("written");
     fs::hard_link(server.root.join("elsewhere"), server.there("twice.rcp-part")).expect("a second name");
     failed_with(&server.copy(&source, "127.0.0.1:twice"), "is not a regular file");
@@ -340,7 +340,7 @@ fn a_directory_that_becomes_a_link_leads_nowhere() {
         let hash = *blake3::hash(&whole).as_bytes();
         fs::create_dir_all(server.there("sub")).expect("created");
         fs::create_dir(server.root.join("outside")).expect("created");
-        // A server that finished the file there would take this one.
+        // If the server followed the link when it finishes the copy, it would rename this file.
         fs::write(server.root.join("outside/file.rcp-part"), &whole).expect("written");
         if step == 0 {
             exchange(&server, "sub");
@@ -390,7 +390,8 @@ fn directories_and_links_that_change_places_lead_nowhere() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             while !is_ended() {
-                // The server may have created a directory in between: then the next round goes on.
+                // A rename fails if the server has created a directory meanwhile. The next round
+                // then continues.
                 let _ = fs::rename(&sub, &aside);
                 let _ = fs::rename(&link, &sub);
                 let _ = fs::rename(&sub, &link);
@@ -606,7 +607,7 @@ fn a_file_that_grows_meanwhile_is_a_failure() {
     assert!(stderr.contains("grew while it was copied: the copy has 10000 bytes"), "{stderr}");
 }
 
-/// The length of such a file is unknown. A copy of the length that its metadata has would be empty.
+/// The metadata of a file in `/proc` has the length 0, so a copy of that length would be empty.
 #[test]
 fn a_file_of_proc_is_no_empty_copy() {
     let server = Server::start("proc", &[]);

@@ -376,8 +376,10 @@ impl AsyncConnection {
 
     // The end of the connection.
 
-    /// Begins to close the connection: the reactor sends the accepted messages, then closes. [`AsyncConnection::closed`] waits for the end.
-    /// Messages that the reactor has not delivered before this call are dropped. [`AsyncConnection::recv`] still returns those that it has.
+    /// Begins to close the connection: the reactor sends the accepted messages, then closes.
+    /// [`AsyncConnection::closed`] waits for the end. Messages that the reactor has not delivered
+    /// before this call are dropped. [`AsyncConnection::recv`] still returns the delivered
+    /// messages.
     pub fn close(&self) {
         self.core().with(|cx, _| cx.close(self.id()));
     }

@@ -63,9 +63,8 @@ impl Drop for WakeOnDrop {
     }
 }
 
-/// The wakers of notified tasks that are not woken yet, the first one last. When this value is
-/// dropped, the handler gets the vector back. If a waker has panicked, the next turn wakes the
-/// tasks that are left.
+/// The wakers of the tasks to wake, in reverse order. Dropping this value returns the vector to the
+/// handler. If a waker has panicked, the next turn wakes the remaining tasks.
 struct Notified<'a> {
     core: &'a Core,
     ready: Vec<Waker>, // bound: turn
@@ -75,8 +74,8 @@ impl Drop for Notified<'_> {
     fn drop(&mut self) {
         self.ready.reverse();
         let left = !self.ready.is_empty();
-        // A waker that was called may have dropped a notified task, so that the next task was
-        // notified instead. Then the handler has a new vector, with that next task.
+        // A called waker may have dropped a notified task. In that case, the next waiting task was
+        // notified instead, and its waker is in a new vector of the handler.
         let Ok(mut inner) = self.core.inner.try_borrow_mut() else { return };
         self.ready.append(&mut inner.handler.ready);
         inner.handler.ready = std::mem::take(&mut self.ready);
@@ -148,7 +147,9 @@ impl OneThreadOnly_UseSpawnLocal {
             let Inner { reactor, handler } = &mut *inner;
             let rung = !handler.ready.is_empty();
             let result = act(&mut reactor.context(), handler);
-            // The context makes the descriptor readable only for operations of the reactor. The next turn must also wake notified tasks.
+            // If `act` has notified tasks, but requested no operation of the reactor, the context
+            // has not made the descriptor readable. But a turn is needed, because it wakes the
+            // notified tasks.
             if !rung && !handler.ready.is_empty() {
                 self.ring();
             }
@@ -162,8 +163,9 @@ impl OneThreadOnly_UseSpawnLocal {
         act(&mut reactor.quiet_context(), handler)
     }
 
-    /// Makes the descriptor readable if the program is the driver, because such a driver may wait for the descriptor alone. The other
-    /// drivers take a turn without that.
+    /// Makes the descriptor readable if the program takes the turns ([`Turns::Program`]), because
+    /// it may wait for nothing but the descriptor. A driver of the other kinds takes its next turn
+    /// without a readable descriptor.
     #[cold]
     fn ring(&self) {
         if matches!(self.turns.get(), Turns::Program { .. }) {

@@ -133,8 +133,9 @@ pub(super) type Backlog = Rc<RefCell<AsyncQueue<Rc<SharedConnection>>>>;
 /// For one listener: the authenticated peers that wait for approval.
 pub(super) type PeerQueue = Rc<RefCell<AsyncQueue<ConnectionId>>>;
 
-/// The largest number of ended connections that may wait for a task to accept them on a listener. While as many wait, new connections are
-/// closed. The number of connections that have not ended is limited by [`crate::Config::max_connections`].
+/// The largest number of ended connections that may wait for a task to accept them on a listener.
+/// At this number, new connections are closed. The number of connections that have not ended is
+/// limited by [`crate::Config::max_connections`].
 const MAX_ENDED_IN_BACKLOG: usize = 1024;
 
 /// Returns true if a listener closes new connections, because too many of the connections that no task has accepted have already ended.
@@ -323,8 +324,8 @@ impl Handler for TaskHandler {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         let shared = self.connections.get(conn.slot()).and_then(Option::as_ref).filter(|shared| shared.id == conn);
-        // The program has no handle of this connection, but tasks may still hold requests that arrived on it. `calls` handles the message,
-        // and refuses new requests.
+        // A connection that is not in the table has no handle in the program, but tasks may still
+        // hold requests that arrived on it. `calls` handles the message, and refuses new requests.
         let Some(shared) = shared else { return drop(self.calls.on_recv(cx, conn, message)) };
         if shared.carries_calls.get() {
             let shared = Rc::clone(shared);
@@ -386,7 +387,8 @@ impl Handler for TaskHandler {
         if !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
             return cx.close_all();
         }
-        // No task need accept or refuse the peers that wait: a peer that a task accepts now would be closed once it is up.
+        // The waiting peers are refused: if a task accepted one of them now, its connection would
+        // be closed as soon as it is established.
         for conn in pending_peers.values().flatten().flat_map(|peers| peers.borrow_mut().take()) {
             cx.connection(conn).judge(Err(NOT_APPROVED.into()));
         }

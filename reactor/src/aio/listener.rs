@@ -39,8 +39,9 @@ impl AsyncListener {
     /// established connections were returned. Connections are returned in the order in which they were established. If several tasks wait,
     /// the task that has waited longest gets the next connection. Dropping the future loses no connection.
     ///
-    /// A connection that has ended before a task accepts it is returned, too, so that the task gets its messages. While 1,024 such
-    /// connections wait on a listener, the reactor closes new connections of that listener.
+    /// A connection that has ended before a task accepts it is returned, too, so that the task gets
+    /// its messages. While 1,024 ended connections wait on a listener, the reactor closes new
+    /// connections of that listener.
     pub async fn accept(&self) -> Option<AsyncConnection> {
         let shared = NextItem::new(&self.backlog).await?;
         Some(AsyncConnection::new(Rc::clone(&self.core), shared))

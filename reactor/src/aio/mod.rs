@@ -55,8 +55,10 @@
 //!
 //! [`AsyncConnection::try_send`] gets only the room that the waiting tasks do not need.
 //!
-//! When a future is notified, a message or room is reserved for it until it is polled or dropped. Other tasks cannot use that message or
-//! room. So while you hold such a future and do not poll it, do not await another future of the same kind, as an arm of `select!` may do.
+//! When a future is notified, a message or room is reserved for it until it is polled or dropped.
+//! Other tasks cannot use that message or room. So while a task holds a future that it does not
+//! poll, for example in an arm of `select!`, do not await a second future of the same kind: the
+//! second one cannot use the reserved message or room either.
 //!
 //! # Cancellation
 //!

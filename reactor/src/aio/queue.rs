@@ -64,9 +64,10 @@ impl<T> AsyncQueue<T> {
         if enough { self.waiters.notify() } else { None }
     }
 
-    /// Removes the next item and returns it, if the task was notified or no task is in the queue. Returns `Ready(None)` if the queue has
-    /// ended and has no item. Otherwise returns `Pending`, and adds the task to the queue unless it is already there: `waiter` is then the
-    /// position of the task in the queue.
+    /// Removes the next item and returns it, if the task was notified or no task waits. Returns
+    /// `Ready(None)` if the queue has ended and has no item. Otherwise queues the task, and returns
+    /// `Pending`. `waiter` is the position of a queued task, and `None` for a task that is not
+    /// queued.
     pub(super) fn poll(queue: &RefCell<Self>, task: &Task<'_>, waiter: &mut Option<WaiterId>) -> Poll<Option<T>> {
         let mut this = queue.borrow_mut();
         let is_next = match waiter {

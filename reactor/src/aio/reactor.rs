@@ -293,9 +293,10 @@ impl AsyncReactor {
         self.core.shutdown(deadline)
     }
 
-    /// Takes one turn, and wakes the tasks that it has notified. If the turn has nothing to do, it blocks until there is something to do,
-    /// for at most `timeout`; `None` sets no limit. If [`Turn::more`] of the result is true, let the tasks run, and take another turn
-    /// without waiting for the descriptor: [`AsyncReactor::turn_requested`] is done immediately in this case.
+    /// Takes one turn, and wakes the tasks that it has notified. If there is nothing to do, the
+    /// turn waits for events, for at most `timeout`; `None` sets no limit. If [`Turn::more`] of the
+    /// result is true, let the tasks run, and take another turn without waiting for the descriptor:
+    /// [`AsyncReactor::turn_requested`] is done immediately in this case.
     ///
     /// # Errors
     /// The errors of [`Reactor::turn`].

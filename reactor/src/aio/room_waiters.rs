@@ -46,7 +46,7 @@ const KINDS: [NeedKind; 4] = [NeedKind::Slots, NeedKind::Unknown, NeedKind::Cred
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskNeed {
     kind: NeedKind,
-    /// The number of credits, or of slots, that the attempt uses at most.
+    /// The largest number of credits or slots that the attempt can use.
     weight: u32,
 }
 
@@ -56,9 +56,10 @@ impl TaskNeed {
             AttemptKind::Operation => Self { kind: NeedKind::Slots, weight: 1 },
             AttemptKind::Any => Self { kind: NeedKind::Unknown, weight: 1 },
             AttemptKind::Message(len) => match cx.connection(conn).buffer_size() {
-                // The reactor sends this message in parts, or offers it to the peer. An offer needs only one credit. The choice is not
-                // known before the attempt. So the weight of the task is the number of parts, each of which needs a credit. If fewer
-                // credits are free, the task must wait until no other task is notified.
+                // At the attempt, the reactor either sends this message in parts, each of which
+                // needs a credit, or offers it to the peer, which needs one credit. So the weight,
+                // the largest need, is the number of parts. If fewer credits are free, the task is
+                // notified only while no other task is notified.
                 Some(size) if len > size => {
                     let parts = u16::try_from(len.div_ceil(size)).unwrap_or(u16::MAX);
                     Self { kind: NeedKind::Transfer, weight: parts.into() }
@@ -150,7 +151,8 @@ pub(super) struct RoomWaiters {
 }
 
 impl RoomWaiters {
-    /// Returns true if all queues are empty. A notified task is still in its queue.
+    /// Returns true if all queues are empty. A notified task stays in its queue until it is
+    /// removed.
     #[inline]
     pub(super) const fn is_empty(&self) -> bool {
         self.tasks == 0

@@ -17,9 +17,9 @@ use crate::DisconnectReason;
 /// of futures-io. The peer must use a stream, too: an `AsyncStream` or a stream of
 /// [`crate::stream`]. Written bytes are sent in the next turn of the reactor. Small writes between
 /// two turns are sent in one message. `poll_close` finishes writing: the peer reads all written
-/// bytes, then the end of the stream. It succeeds, too, if this stream has read the end of the
-/// peer's, and the peer has then closed the connection. If a stream is dropped without
-/// `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
+/// bytes, then the end of the stream. `poll_close` also succeeds if this stream has read the end of
+/// the peer's stream, and the peer has closed the connection after that. If a stream is dropped
+/// without `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
 ///
 /// To read in one task and write in another, clone the [`AsyncConnection`], and make a stream of each clone.
 pub struct AsyncStream {
@@ -49,9 +49,9 @@ impl From<AsyncConnection> for AsyncStream {
 }
 
 impl AsyncStream {
-    /// Waits for the end of a connection on which nothing can be sent any more. Returns true if the
-    /// peer has finished writing, and has then closed the connection: no one reads an end of the
-    /// stream then.
+    /// Waits for the end of a connection on which a send has failed. Returns true if the peer has
+    /// finished writing, and has closed the connection after that: no one would read the end of the
+    /// local stream.
     fn poll_closed(&mut self, task: &mut Task<'_>) -> Poll<bool> {
         if !self.peer_finished {
             return Poll::Ready(false);

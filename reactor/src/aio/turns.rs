@@ -71,9 +71,10 @@ impl Turns {
         }
     }
 
-    /// Records that a turn, or the rest of a turn (`rest`), has woken tasks. Returns true if the turn stays open, to carry out the requests
-    /// of these tasks. Returns false if the turn must be closed. A whole turn follows a rest: requests that complete as soon as they are
-    /// posted would otherwise delay all other work.
+    /// Records that a turn, or the rest of a turn (`rest`), has woken tasks. Returns true if the
+    /// turn stays open, to carry out the requests of these tasks. Returns false if the turn must be
+    /// closed. After the rest of a turn, the next turn is a whole one: otherwise requests that
+    /// complete as soon as they are posted would delay all other work.
     pub(super) const fn keep_open(&mut self, rest: bool) -> bool {
         match self {
             Self::Task(pending) => {
@@ -89,7 +90,7 @@ impl Turns {
         *self = Self::Run { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }
 
-    /// Records that `run` has ended. The next driver waits for the descriptor.
+    /// Records that `run` has ended. The program is the driver, and waits for the descriptor.
     pub(super) const fn end_run(&mut self) {
         *self = Self::Program { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }

@@ -55,9 +55,10 @@ pub enum Decision {
     Reject(Vec<u8>),
 }
 
-/// The callbacks of a reactor. The reactor calls them sequentially, on the thread that calls [`crate::Reactor::turn`]
-/// or [`crate::Reactor::run`]. Each of them may call any method of [`Context`]. A callback that takes long delays all
-/// others. Every callback has a default, so a program implements only those that it needs:
+/// The callbacks of a reactor. The reactor calls them sequentially, on the thread that calls
+/// [`crate::Reactor::turn`] or [`crate::Reactor::run`]. Each of them may call any method of
+/// [`Context`]. A slow callback delays all other callbacks. Every callback has a default, so a
+/// program implements only those that it needs:
 ///
 /// | a program that | implements |
 /// |---|---|
@@ -126,10 +127,11 @@ pub trait Handler<M = ()> {
     /// A message from the peer has arrived.
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {}
 
-    /// The send of a message, or a one-sided operation, has ended with `outcome`. The calls are in the order of
-    /// sending, with one exception: the send of a message that the peer fetches ends when the peer has fetched or
-    /// refused the message. Later sends may end earlier. When the connection ends, the reactor reports the messages
-    /// that the peer has not fetched after all other sends, even after later ones that were not sent.
+    /// The send of a message, or a one-sided operation, has ended with `outcome`. The calls are in
+    /// the order of sending, with one exception: the send of a message that the peer fetches ends
+    /// when the peer has fetched or refused the message. Later sends may end earlier. When the
+    /// connection ends, messages that the peer has not fetched are reported last: after all other
+    /// sends, even later ones that were not sent.
     ///
     /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that are not sent from regions do not cause
     /// this call, except for a message that the peer refuses.
@@ -143,8 +145,8 @@ pub trait Handler<M = ()> {
 
     /// A connection has ended. Its id is stale when this callback returns. Until then, the methods
     /// of [`Context`] that take its id still know the connection. But [`Context::connection_ids`]
-    /// and [`Context::connections`] are without it: in the `on_disconnect` of the last connection,
-    /// there is none.
+    /// and [`Context::connections`] do not include it. In the `on_disconnect` of the last
+    /// connection, the former is empty, and the latter is 0.
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {}
 
     /// A timer has expired. `token` is the value that the program passed to

@@ -183,8 +183,8 @@ fn a_full_queue_refuses() {
     });
 }
 
-/// A device writes to a region while the owner, on another thread, asks for a reference to the bytes. The owner gets
-/// the reference only after the write has ended.
+/// A device writes to a region while the owner, on another thread, requests a reference to the
+/// bytes. The owner gets the reference only after the write has ended.
 #[test]
 fn bytes_are_lent_behind_the_write() {
     loom::model(|| {

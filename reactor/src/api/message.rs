@@ -1,5 +1,5 @@
-//! Message buffers that the program holds: a received message, a message that it keeps, and a message that it fills to
-//! send.
+//! The message buffers of a program: received messages, messages that it keeps, and messages that
+//! it fills to send.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -229,8 +229,8 @@ impl SendBuffer {
         &self.channel
     }
 
-    /// Returns the pool's buffer, for a send to take. If it was taken, a drop of the `SendBuffer`
-    /// does not return it to the pool.
+    /// Returns the buffer of the pool, for a send to take. After a send has taken it, a drop of the
+    /// `SendBuffer` returns no buffer to the pool.
     pub(crate) const fn buffer_mut(&mut self) -> &mut Option<Buffer> {
         &mut self.buffer
     }

@@ -107,21 +107,22 @@ pub(super) struct ConnectionCalls<T> {
     calls: Slab<Call<T>>,        // bound: calls
     requests: Slab<HeldRequest>, // bound: requests
     /// The ids and keys of the unanswered requests that are not cancelled. `None` until the peer
-    /// cancels a call, so that the requests of peers that cancel none cost nothing here.
+    /// cancels its first call: requests of a peer that never cancels need no entry here.
     by_id: Option<BTreeSet<(u64, Key)>>, // bound: requests
     /// The number of unanswered requests and queued answers of this connection, and the sum of the bytes of their payloads.
     held: Load,
     /// The frames that wait for room on the connection, in the order in which they are sent.
     queue: VecDeque<QueuedFrame>, // bound: requests, refusals, calls
-    /// A time before which no answer in `queue` is past its deadline. `None` if there is no answer
-    /// in `queue`.
+    /// A lower bound of the deadlines of the answers in `queue`. `None` if there is no answer in
+    /// `queue`.
     first_deadline: Option<Instant>,
     /// The number of requests of the local side in `queue`, and the sum of the bytes of their payloads.
     queued: Load,
     /// The number of refusals in `queue`.
     refusals: usize,
-    /// True once the program has called [`ConnectionCalls::finish`]. The connection is closed when all calls and requests have ended and
-    /// the queue is empty. Once they have ended, `Timeouts::close` limits the wait for the queue.
+    /// True once the program has called [`ConnectionCalls::finish`]. The connection is closed when
+    /// all calls and requests have ended and the queue is empty. After the last call and request,
+    /// `Timeouts::close` limits the wait for the queue.
     finishing: bool,
     pub(super) violation: Option<Violation>,
 }
@@ -374,9 +375,9 @@ impl<T> ConnectionCalls<T> {
         }
     }
 
-    /// Queues an answer, because the connection has no room for it. `request` is the number of
-    /// bytes that its request held: an answer that is not longer always fits. If a longer one would
-    /// exceed a limit, refuses the request instead.
+    /// Queues an answer, because the connection has no room for it. `request` is the length of the
+    /// request's payload: an answer of at most this length always fits into the limits. If a longer
+    /// answer would exceed a limit, refuses the request instead.
     #[cold]
     fn queue_answer(
         &mut self,
@@ -396,7 +397,8 @@ impl<T> ConnectionCalls<T> {
         let fit = fits(self, shared) || (self.drop_late_answers(shared, cx.now()) && fits(self, shared));
         if !fit {
             shared.stats.answers_dropped += 1;
-            // The program has served the request, so the caller must not take it for unserved.
+            // The program has served the request, so the refusal must not have the status
+            // `OVERLOADED`, by which the caller recognizes an unserved request.
             self.refuse(cx, shared, id, Status::UNANSWERED);
             return Err(AnswerError::Overloaded);
         }
@@ -503,7 +505,7 @@ impl<T> ConnectionCalls<T> {
 
     /// Refuses new calls and requests from now on. Closes the connection once the existing calls and requests have ended.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
-        // A second `finish` must not start the time again that limits the wait for the queue.
+        // A second `finish` must not restart the time that limits the wait for the queue.
         if !std::mem::replace(&mut self.finishing, true) {
             self.close_if_done(cx, shared);
         }

@@ -10,8 +10,8 @@ use crate::{ConnectionId, Context, TimerId};
 /// The deadline of a call: the time, and the connection and key of the call.
 pub(super) type CallDeadline = (Instant, ConnectionId, Key);
 
-/// The heap may contain entries of calls that have ended. After each new call, their number is at most the number of calls in flight plus
-/// `MAX_STALE`.
+/// The number of entries of ended calls that the heap may contain in excess of the number of calls
+/// in flight. [`Deadlines::prune`] keeps this limit after each new call.
 const MAX_STALE: usize = 64;
 
 /// The deadlines of a reactor's calls. When a call ends, its entry stays in the heap. The entry is removed when it becomes the first entry

@@ -90,8 +90,8 @@ pub enum AnswerError {
     /// The connection has ended, or the request has already been answered or dismissed.
     #[error("there is no such request")]
     Gone,
-    /// The connection has no room for the answer now, and the answer cannot wait for it, because
-    /// one of the [`super::CallLimits`] is reached. The caller gets [`CallError::Unanswered`].
+    /// The connection has no room for the answer now, and the answer cannot be queued, because one
+    /// of the [`super::CallLimits`] is reached. The caller gets [`CallError::Unanswered`].
     #[error(
         "the answers that wait for room have reached CallLimits::bytes_per_connection, or the connection's share of CallLimits::bytes"
     )]

@@ -22,8 +22,8 @@ pub type CallResult<'a> = Result<ReceivedPayload<'a>, CallError>;
 ///
 /// - Each call for which [`CallContext::call`] has returned an id ends with one `on_end`, before
 ///   the `on_disconnect` of its connection at the latest, unless the program cancels it, or drops
-///   the reactor. If an `on_end` panics ([`crate::Config::contain_panics`]), other ends and the
-///   `on_disconnect` can follow in a later turn.
+///   the reactor. If an `on_end` panics ([`crate::Config::contain_panics`]), the `on_end` of other
+///   ended calls and the `on_disconnect` can follow in a later turn.
 /// - Each request is answered or dismissed by the program, in `on_request` or later.
 ///
 /// ```
@@ -87,8 +87,8 @@ pub trait CallHandler<M = ()> {
         cx.dismiss(id);
     }
 
-    /// The peer has cancelled a request. It must still be answered or dismissed, which sends
-    /// nothing for such a request. Default: does nothing.
+    /// The peer has cancelled a request. The program must still answer or dismiss the request,
+    /// which sends nothing to the peer. Default: does nothing.
     fn on_cancelled(&mut self, cx: &mut CallContext<'_, Self::Tag>, id: RequestId) {}
 
     /// The peer has sent an invalid frame. Its connection is aborted, and `on_disconnect` follows.
@@ -290,7 +290,8 @@ impl<M, H: CallHandler<M>> WithCalls<H, M> {
     }
 }
 
-/// The context of one of several ends. If the callback panics, the others follow in the next turn.
+/// The context for the `on_end` of one of several ended calls. If this `on_end` panics, the other
+/// ended calls are reported in the next turn.
 struct OneOfSeveral<'a, T>(CallContext<'a, T>);
 
 impl<T> Drop for OneOfSeveral<'_, T> {

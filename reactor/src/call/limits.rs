@@ -11,11 +11,12 @@ use crate::transport::slab::Key;
 /// [`super::CallError::Overloaded`], and the payload of the request is not copied. If an answer
 /// would exceed a limit, [`super::Calls::answer`] returns [`super::AnswerError::Overloaded`].
 ///
-/// The limits for all connections, `requests` and `bytes`, are shared: what a connection holds,
-/// what its host holds, and what all hold together may not exceed the limit in sum. So a connection
-/// alone gets a third of the limit, a host gets less than half, and connections that take all they
-/// can get leave at least about a third of what each of them has to a new one. A host is an IPv4
-/// address, or the IPv6 addresses with the same first 64 bits.
+/// The limits `requests` and `bytes` apply to a sum: the load of a connection, plus the load of its
+/// host, plus the load of all connections. The load is the number of unanswered requests, or of
+/// their bytes. So one connection alone gets a third of a limit, and one host gets less than half.
+/// If connections use as much as they can, a new connection still gets at least about a third of
+/// the load of each of them. A host is an IPv4 address, or the IPv6 addresses with the same first
+/// 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallLimits {
@@ -32,9 +33,9 @@ pub struct CallLimits {
     /// The largest number of calls of the local side that are in flight on one connection. Calls whose requests wait for room are included.
     /// The payloads of these waiting requests may have at most `bytes_per_connection` bytes in total. Default: 1,024.
     pub calls_per_connection: usize,
-    /// The longest time for which a peer's request is awaited. A longer deadline of a peer is
-    /// shortened to this time, counted from the arrival of the request. An answer that still waits
-    /// for room at the deadline is not sent. Default: 5 minutes.
+    /// The longest time that a peer's request may wait for its answer. A longer deadline of a peer
+    /// is shortened to this time, counted from the arrival of the request. An answer that still
+    /// waits for room at the deadline is not sent. Default: 5 minutes.
     pub longest: Duration,
 }
 
@@ -113,12 +114,13 @@ pub(super) struct HeldRequests {
 }
 
 impl HeldRequests {
-    /// Adds a connection of a host; `None` if the host is not known. Returns the key of the host.
+    /// Adds a connection of `host`, or of an unknown host if `host` is `None`. Returns the key of
+    /// the host.
     pub(super) fn open(&mut self, host: Option<Host>) -> Key {
         self.hosts.open(host)
     }
 
-    /// Removes a connection, and what it holds.
+    /// Removes a connection, whose load is `held`.
     pub(super) fn close(&mut self, key: Key, held: &Load) {
         self.all.remove_all(held);
         if let Some(load) = self.hosts.load_mut(key) {
@@ -131,7 +133,8 @@ impl HeldRequests {
         self.hosts.load(key).copied().unwrap_or_default()
     }
 
-    /// Returns true if a connection of the host that holds `own` may hold one more request, of `bytes` bytes.
+    /// Returns true if a connection of the host `key` may hold one more request, of `bytes` bytes.
+    /// `own` is the load of the connection.
     #[inline]
     pub(super) fn has_room(&self, key: Key, own: &Load, bytes: usize, limits: &CallLimits) -> bool {
         let host = self.of_host(key);
@@ -140,7 +143,8 @@ impl HeldRequests {
             && (own.bytes + host.bytes + self.all.bytes).saturating_add(bytes) <= limits.bytes
     }
 
-    /// Returns true if a connection of the host that holds `own` may hold `bytes` more, without one more request.
+    /// Returns true if a connection of the host `key` may hold `bytes` more, without one more
+    /// request. `own` is the load of the connection.
     #[inline]
     pub(super) fn has_room_for_bytes(&self, key: Key, own: &Load, bytes: usize, limits: &CallLimits) -> bool {
         own.bytes.saturating_add(bytes) <= limits.bytes_per_connection
@@ -168,7 +172,7 @@ impl HeldRequests {
 mod tests {
     use super::*;
 
-    /// A model of the connections: for each, its host, and what it holds.
+    /// A model of the connections: for each, the key of its host and its load.
     struct Model {
         held: HeldRequests,
         connections: Vec<(Key, Load)>,
@@ -189,7 +193,7 @@ mod tests {
         }
 
         /// Admits requests of `bytes` bytes on all connections in turn, until all are refused.
-        /// Returns the number that each connection holds.
+        /// Returns the number of requests of each connection.
         fn fill(&mut self, bytes: usize) -> Vec<usize> {
             let mut progress = true;
             while std::mem::take(&mut progress) {
@@ -213,8 +217,8 @@ mod tests {
     #[test]
     fn hoarders_leave_others_a_part_of_what_each_of_them_has() {
         for (hosts, each) in [(1, 1), (1, 10), (3, 10), (20, 2)] {
-            // With these lengths, the number of requests is the limit, and then the sum of their
-            // bytes.
+            // With requests of 0 bytes, the number of requests reaches its limit. With requests of
+            // 64 KiB, the sum of their bytes does.
             for bytes in [0, 1 << 16] {
                 let mut model = Model::new(limits());
                 (1..=hosts).for_each(|host| model.open(host, each));
@@ -224,8 +228,8 @@ mod tests {
                     least.is_some_and(|least| least > 0 && Some(least + 1) >= most),
                     "{hosts} x {each}: {hoarded:?}"
                 );
-                // A new connection of a host that hoards, or of another host, gets at least a
-                // quarter of that.
+                // A new connection, of a host that hoards or of another host, gets at least a
+                // quarter of the smallest number in `hoarded`.
                 for host in [1, 100] {
                     model.open(host, 1);
                     let got = model.fill(bytes).pop().unwrap_or(0);

@@ -1,10 +1,10 @@
 //! Calls: requests with a deadline, each of which ends with exactly one answer or one error.
 //!
-//! On both sides of a connection, the program has the callbacks of a [`CallHandler`], and passes it
-//! to its reactor in a [`WithCalls`]. If only some connections carry calls, its
-//! [`Handler`](crate::Handler) contains a [`Calls`]. Both sides may make calls on the connection,
-//! any number at a time, and answer them in any order. Payloads are bytes. A connection that
-//! carries calls carries no other messages: each message is a frame of this module ([the
+//! On both sides of a connection, the program implements [`CallHandler`], and passes it to its
+//! reactor in a [`WithCalls`]. If only some connections carry calls, the program implements
+//! [`Handler`](crate::Handler) instead, with a [`Calls`] in it. Both sides may make calls on the
+//! connection, any number at a time, and answer them in any order. Payloads are bytes. A connection
+//! that carries calls carries no other messages: each message is a frame of this module ([the
 //! wire](crate::guide::wire)). [The guide](crate::guide::calls) describes calls with async/await,
 //! and calls from other threads.
 //!
@@ -50,9 +50,10 @@ use crate::transport::slab::Key;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
 /// The calls and requests of a reactor; see the [module](self). `T` is the type of the tag of a
-/// call: a value of the program that is stored with the call, and returned when the call ends. For
-/// a handler that has other connections, too: it forwards four callbacks to `Calls`, and calls
-/// `next_failed` after two of them. [`WithCalls`] does both.
+/// call: a value of the program that is stored with the call, and returned when the call ends. Use
+/// `Calls` in a handler that also has connections without calls. The handler forwards four
+/// callbacks to `Calls`, and calls `next_failed` after two of them. [`WithCalls`] does both for
+/// programs whose connections all carry calls.
 ///
 /// ```
 /// use std::time::Duration;
@@ -144,7 +145,8 @@ impl<T> Default for Calls<T> {
     }
 }
 
-/// The event of a received frame, without its payload, and with keys instead of ids.
+/// A [`CallEvent`] without its payload, and with the keys of calls and requests instead of their
+/// ids.
 enum ReceivedFrame<T> {
     Request(Key),
     Cancelled(Key),

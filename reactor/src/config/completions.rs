@@ -8,10 +8,9 @@ use rdma_transport::caps::Moderation;
 #[non_exhaustive]
 pub struct CompletionSettings {
     /// Number of entries of a completion queue, or the device's limit if that is lower. If the
-    /// connections of a device need more entries, the reactor creates further queues. Each poll
-    /// looks at all of them. Default: `None`, which is the device's limit if the memory of its
-    /// queues grows with the completions in them, as in the embedded provider, and otherwise
-    /// 16,384.
+    /// connections of a device need more entries, the reactor creates further queues, and polls all
+    /// of them. Default: `None`, which means 16,384. On a device whose queues use memory only for
+    /// the completions in them, as in the embedded provider, it means the device's limit.
     pub queue: Option<u32>,
     /// The completion vector of the completion queues. It selects the interrupt that reports their events, and so the
     /// processor that handles the interrupt. Range: 0 to one less than `Capabilities::completion_vectors`. The first
@@ -26,9 +25,10 @@ pub struct CompletionSettings {
     /// moderation, connecting fails with [`crate::ConnectError::Unsupported`], and incoming connections are rejected.
     /// Default: `None`, no moderation: while the reactor sleeps, the next completion raises an event immediately.
     pub moderation: Option<Moderation>,
-    /// Largest number of completions that the reactor handles in one turn. When it has handled this many, it does its
-    /// other work: timers, descriptors and messages of other threads. The callbacks of these completions delay that
-    /// work, so a loop that also serves other event sources needs a lower number, such as 64. Default: 1,024.
+    /// Largest number of completions that the reactor handles in one turn. After that many
+    /// completions, it handles timers, descriptors and messages of other threads. The callbacks of
+    /// the completions delay these other events, so a loop that also serves other event sources
+    /// needs a lower number, such as 64. Default: 1,024.
     pub per_turn: u32,
 }
 

@@ -20,10 +20,10 @@ pub struct LargeMessageSettings {
     /// [`Config::buffer_size`](crate::Config::buffer_size), in bytes. The reactor uses up to this
     /// many bytes for received messages: those that it fetches, and those that the program keeps.
     /// It uses up to the same number of bytes in addition for messages to send: copies that peers
-    /// have yet to fetch. If the memory for received messages is used up, further ones wait in the
-    /// memory of their senders. If the memory for copies is used up, the reactor refuses sends with
-    /// [`Blocked::Memory`](crate::Blocked::Memory). A message counts for a page (4 KiB) at least,
-    /// or for a 64th of this setting if that is less. Default: 256 MiB.
+    /// have yet to fetch. If the memory for received messages is used up, further messages wait in
+    /// the memory of their senders. If the memory for copies is used up, the reactor refuses sends
+    /// with [`Blocked::Memory`](crate::Blocked::Memory). A message counts for a page (4 KiB) at
+    /// least, or for a 64th of this setting if that is less. Default: 256 MiB.
     pub memory: usize,
     /// Size of the cache of registered memory, in bytes. When a message longer than
     /// [`Config::buffer_size`](crate::Config::buffer_size) does not use its memory any more, the memory stays

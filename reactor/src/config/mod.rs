@@ -244,8 +244,8 @@ impl Config {
     /// the embedded provider, short messages do not have this cost, because their sends end when they are posted.
     /// (Without this setting, a short message ends when it is posted only if no earlier send is outstanding.)
     ///
-    /// `AsyncReactor::new` and `ThreadedReactor` set it, except for messages whose end the program waits for. Default:
-    /// false.
+    /// `AsyncReactor::new` and `ThreadedReactor` set this to true. Messages whose end the program
+    /// waits for still cause `on_send_complete` there. Default: false.
     ///
     /// ```
     /// # use rdma_reactor::Config;
@@ -304,13 +304,13 @@ impl Config {
         self
     }
 
-    /// Sets the largest number of accepted connections of one host that still lets the host get
-    /// slots when slots are scarce. Slots are scarce when three quarters of `max_connections`, of
-    /// the buffers that fit into `max_memory`, or of the connections that `shared_receives` is
-    /// enough for are in use. A host below this number then still gets slots; a connection of any
-    /// other host is rejected with [`crate::RejectReason::Busy`], unless it can evict one of the
-    /// host's own connections that is not established. Before, there is no limit for a host. An
-    /// established connection is never ended for another one.
+    /// Sets the largest number of accepted connections of one host while slots are scarce. Slots
+    /// are scarce when three quarters of one of these limits are in use: `max_connections`, the
+    /// buffers that fit into `max_memory`, or the connections that `shared_receives` is enough for.
+    /// Then a new connection of a host that has reached this number is rejected with
+    /// [`crate::RejectReason::Busy`], unless it can evict another connection of the same host that
+    /// is not established. Hosts below this number still get slots. While slots are not scarce, a
+    /// host has no limit. An established connection is never ended for another one.
     ///
     /// So if all clients come from one address, such as that of a proxy, at most three quarters of
     /// the slots are used. To use all of them, set this to `max_connections`. IPv6 addresses with
@@ -332,10 +332,11 @@ impl Config {
         self
     }
 
-    /// Sets the limit of the memory for buffers, in bytes, for each device. A connection uses `receive_depth` +
-    /// `send_depth` + 2 buffers. With `shared_receives` it uses only `send_depth` + 2, and the shared receives are
-    /// buffers of the same limit. A buffer has `buffer_size` + 8 bytes, 16 more with the feature `tls` or `psk`, rounded
-    /// up to a multiple of 64. The limit must have room for at least one connection. On the embedded provider, the
+    /// Sets the limit of the memory for buffers, in bytes, for each device. A connection uses
+    /// `receive_depth` + `send_depth` + 2 buffers. With `shared_receives` it uses only `send_depth`
+    /// + 2, and the buffers of the shared receives count towards the same limit. A buffer has
+    /// `buffer_size` + 8 bytes, 16 more with the feature `tls` or `psk`, rounded up to a multiple
+    /// of 64. The limit must have room for at least one connection. On the embedded provider, the
     /// system provides pages only when they are first written. Default: 4 GiB.
     #[must_use]
     pub const fn max_memory(mut self, bytes: usize) -> Self {
@@ -540,7 +541,7 @@ impl Config {
                 Err(Error::Config { setting, value, range: range.into() })
             }
         };
-        // The error says how much is needed, because that is the result of several settings.
+        // The error contains the smallest valid value, which results from several settings.
         let check_least = |setting, value: u64, low: u64, of: &str| {
             let range = || format!("at least {low}, {of}").into();
             if value >= low { Ok(()) } else { Err(Error::Config { setting, value, range: range() }) }

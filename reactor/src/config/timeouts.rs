@@ -8,8 +8,10 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// Longest time from the opening of an outgoing connection to `on_connect`. A lookup of a name may take this time
-    /// before it, and each address that is not the last one [`Timeouts::attempt`]. Default: 10 s.
+    /// Longest time to establish an outgoing connection at its last or only address, up to
+    /// `on_connect`. Before that, the lookup of a name may take as long, and each earlier address
+    /// [`Timeouts::attempt`]. At an earlier address, a security handshake may take this time from
+    /// the peer's acceptance on. Default: 10 s.
     pub connect: Duration,
     /// Longest time for an RDMA device to resolve the address of a peer. After that time,
     /// [`ProviderChoice::Auto`](super::ProviderChoice::Auto) uses the embedded provider for the connection, and the
@@ -21,25 +23,25 @@ pub struct Timeouts {
     /// address. For the last address, `Timeouts::connect` applies instead. A longer `attempt` than `Timeouts::connect`
     /// has no effect. Default: 2 s, in which TCP sends two SYNs.
     pub attempt: Duration,
-    /// Longest time that the peer of an incoming connection may take for each step from the
-    /// acceptance of the connection to `on_connect`. A plain connection has one step, or two in
-    /// shared memory. A secured one has one for each message of its handshake that the local side
-    /// sends. The time of a step begins when the local side has sent its part of it. If the local
-    /// side takes no turn when the time expires, the peer gets the time by which the next turn is
-    /// late in addition, at most as long again. Default: 5 s.
+    /// Longest time for each step of an incoming connection in which the local side waits for the
+    /// peer, from the acceptance of the connection to `on_connect`. A plain connection has one
+    /// step, or two in shared memory. A secured connection has one step for each message of its
+    /// handshake that the local side sends. A step begins when the local side has sent its message.
+    /// If the local side takes no turn when the time expires, the peer gets additional time: the
+    /// delay until the next turn, at most as long as this timeout. Default: 5 s.
     pub handshake: Duration,
     /// The reactor sends the peer a keepalive ping when the peer has sent nothing for this time. Default: 5 s.
     pub keepalive_interval: Duration,
     /// The reactor ends the connection when the peer has sent nothing for this time. The time must
     /// be longer than `keepalive_interval`. The peer answers pings, regardless of its own settings.
     /// On a device, a ping waits behind the work requests that were posted before it, so the time
-    /// must also be longer than these take on the link. On the embedded provider, an
-    /// acknowledgement counts as a sign of life if it makes room in TCP's send buffer for data that
-    /// waits. So there the time must be longer than one full send buffer takes on the link. On
-    /// Linux, the buffer has up to 4 MiB by default, see
-    /// [`TcpConfig::send_buffer`](crate::transport::iwarp::TcpConfig::send_buffer). If a path is
-    /// away for a while, TCP notices its return with the next retransmission. On Linux 6.15 and
-    /// later, retransmissions are at most an eighth of this time apart, at least 1 s and at most 2
+    /// must also be longer than their transmission takes. On the embedded provider, an
+    /// acknowledgement counts as a sign of life if it frees space in TCP's send buffer for waiting
+    /// data. So there the time must be longer than the transmission of one full send buffer takes.
+    /// On Linux, the buffer has up to 4 MiB by default, see
+    /// [`TcpConfig::send_buffer`](crate::transport::iwarp::TcpConfig::send_buffer). If a path fails
+    /// for a while, TCP notices its return with the next retransmission. On Linux 6.15 and later,
+    /// retransmissions are at most an eighth of this time apart, at least 1 s and at most 2
     /// minutes. Earlier kernels double the time after each retransmission, so an outage of more
     /// than half of `keepalive` may end the connection. Default: 15 s.
     pub keepalive: Duration,
@@ -52,20 +54,21 @@ pub struct Timeouts {
     ///   connection.
     /// - If the peer has reported that it has no memory for the message yet, the timeout is four times as long.
     /// - A message that arrives in several buffers must be complete within this timeout.
-    /// - The times for which the local side takes no turn do not count. The reactor checks the
-    ///   timeout eight times, and adds the times by which the checks are late. For each check that
-    ///   is late by more than an eighth of the timeout, it adds another eighth, at most as long as
-    ///   the timeout in all.
+    /// - Time in which the local side takes no turn does not count. The reactor checks the timeout
+    ///   eight times, and adds the delay of each late check to the timeout. For each check that is
+    ///   late by an eighth of the timeout or more, it adds another eighth. These eighths together
+    ///   are at most as long as the timeout.
     ///
     /// While the receiver fetches a message, it sends a report to the sender for every 4 MiB that it has fetched. Each
     /// report counts as progress. So the timeout may be short even for long messages. Default: 30 s.
     pub transfer: Duration,
-    /// Time for which a closed connection continues to send the accepted messages. The time starts again each time that
-    /// the peer has fetched a message, or another 4 MiB of a message. Messages that are not sent within this time are
-    /// discarded, and `on_send_complete` reports that. On an iWARP device (siw), the connection ends when the peer has
-    /// received all data, or when this time has passed. The time also limits the wait for room of messages, answers and
-    /// refusals that `crate::threaded` and `crate::call` still have in their queues when a connection is to be closed,
-    /// see [`crate::Context::limit_close`]. Default: 2 s.
+    /// Time for which a closed connection continues to send the accepted messages. The time starts
+    /// again each time that the peer has fetched a message, or another 4 MiB of a message. Messages
+    /// that are not sent within this time are discarded, and `on_send_complete` reports that. On an
+    /// iWARP device (siw), the connection ends when the peer has received all data, or when this
+    /// time has passed. The time also limits the wait of `crate::threaded` and `crate::call` before
+    /// they close a connection whose messages, answers or refusals are still in their queues, see
+    /// [`crate::Context::limit_close`]. Default: 2 s.
     pub close: Duration,
     /// Longest time for a device to flush the queues of an ended connection. After this time, the reactor destroys the
     /// queues. Default: 1 s.

@@ -130,7 +130,7 @@ impl Connection {
     }
 }
 
-/// The encryption of the peer's messages.
+/// The state of the encryption of the peer's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seal {
     /// The connection is not encrypted and will not be.

@@ -22,8 +22,9 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, TransferEnd, TransferNotification};
 use crate::memory::operations::Locals;
 
-/// The largest number of batches that one flush posts for a list. A later flush posts the next ones, at the latest when one of these has
-/// ended. If only one batch were in flight, the peer would be idle from the end of that batch until the next one arrives.
+/// The largest number of batches of one list that one flush posts. A later flush posts more, at the
+/// latest when a posted batch has ended. With only one batch in flight, the peer would be idle from
+/// the end of that batch until the next batch arrives.
 const BATCHES: usize = 2;
 
 impl Connection {

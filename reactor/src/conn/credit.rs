@@ -59,7 +59,8 @@ impl SendWindow {
         self.available().saturating_sub(CONTROL_CREDITS)
     }
 
-    /// Returns true if less than half of the first credits for data is used. The peer has granted no others yet.
+    /// Returns true if less than half of the initial credits for data is used. The caller has
+    /// checked that the peer has granted no further credits.
     #[must_use]
     pub(crate) const fn is_half_unused(&self) -> bool {
         self.available_for_data() > self.sent
@@ -204,8 +205,8 @@ impl ReceiveWindow {
         self.posted.wrapping_sub(self.received)
     }
 
-    /// Returns `None` if the peer can send data: with its credits, or with those of a grant that is
-    /// due when `more` additional receives are posted. Otherwise returns the smallest value of
+    /// Returns `None` if the peer can send data now, or after a grant that is due when `more`
+    /// additional receives are posted. Otherwise returns the smallest value of
     /// [`ReceiveWindow::outstanding`] for which such a grant is due.
     #[inline]
     pub(crate) fn lacking(&self, more: u32) -> Option<u32> {

@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
-/// The times at which a connection must be looked at. Those of its lists are in the lists.
+/// The deadlines of a connection. The deadlines of its lists are in `Lists`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ConnectionDeadlines {
-    /// The end of the time for the current step of the connection, or the next check of its peer.
+    /// The timeout of the current step of the connection, or the next check of the peer of an open
+    /// connection.
     pub(crate) step: Option<Instant>,
-    /// The next early message to a peer that has sent nothing, and the number of earlier ones.
+    /// The time of the next early message to a peer that has sent nothing, and the number of early
+    /// messages sent so far.
     pub(super) nudge: Option<(Instant, u8)>,
     /// The time at which the connection is aborted, unless the program closes it before.
     pub(crate) close: Option<Instant>,
@@ -16,10 +18,9 @@ pub(crate) struct ConnectionDeadlines {
 /// A deadline that the driver handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// The time for the current step, which ended at this time: call
-    /// [`super::Connection::timeout`].
+    /// The deadline `step`, which was due at this time: call [`super::Connection::timeout`].
     Step(Instant),
-    /// The time within which the program must close the connection.
+    /// The deadline `close`: abort the connection.
     Close,
 }
 
@@ -29,7 +30,8 @@ impl ConnectionDeadlines {
         [self.step, self.nudge.map(|(at, _)| at), self.close].into_iter().flatten().min()
     }
 
-    /// Removes a deadline of the driver that has passed, and returns it.
+    /// Removes and returns a deadline that has passed and that the driver must handle, `close`
+    /// before `step`.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Due> {
         let close = self.close.take_if(|at| *at <= now).map(|_| Due::Close);
         close.or_else(|| self.step.take_if(|at| *at <= now).map(Due::Step))

@@ -143,7 +143,8 @@ impl Connection {
             joined.since = env.now;
         }
         self.receives.hold();
-        // While the connection ends, its timer is that of the flush, which ends also if the message stays incomplete.
+        // While the connection ends, its timer is the flush timeout, which ends an incomplete
+        // message too.
         if begins && self.state.is_open() {
             self.watch_transfers(env);
         }

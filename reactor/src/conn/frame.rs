@@ -21,8 +21,9 @@ pub(crate) enum MessageKind {
     Immediate = 5,
     /// A message longer than one buffer, which the receiver will read from the sender's memory. The payload is an [`Offer`].
     Offer = 6,
-    /// A notification that an offered message was fetched, so that the sender of the message can reuse its memory. The payload is the
-    /// number of the transfer, four bytes.
+    /// A notification that an offered message was fetched, so that the sender of the message can
+    /// reuse its memory. The payload is the number that identifies the transfer
+    /// ([`Offer::number`]), four bytes.
     Fetched = 7,
     /// The last message that a side sends after its program has closed the connection.
     Goodbye = 8,
@@ -32,8 +33,9 @@ pub(crate) enum MessageKind {
     Fragment = 10,
     /// A notification that a part of an offered message was fetched. The payload is a [`TransferProgress`].
     Progress = 11,
-    /// A notification that the receiving program does not want an offered message, so that the sender of the message can reuse its memory.
-    /// The payload is the number of the transfer, four bytes.
+    /// A notification that the receiving program does not want an offered message, so that the
+    /// sender of the message can reuse its memory. The payload is the number that identifies the
+    /// transfer ([`Offer::number`]), four bytes.
     Refused = 12,
 }
 
@@ -135,7 +137,7 @@ impl FrameHeader {
             .then_some(Self { kind: MessageKind::Fragment, grant: (word >> 32) as u32 })
     }
 
-    /// Returns the number of fragments that follow a fragment, as its header contains it.
+    /// Returns the number of fragments that follow a fragment, from the header of that fragment.
     pub(crate) fn following(message: &[u8]) -> u32 {
         message.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) >> 8)
     }
@@ -146,7 +148,9 @@ impl FrameHeader {
 pub struct Immediate {
     /// The 32 bits that the peer has chosen.
     pub value: u32,
-    /// The number of bytes that the peer has written, or has read if it ended a transfer of reads with this.
+    /// The number of bytes that the peer has written. If this notification ends a list of Reads,
+    /// the number of bytes that the peer has read. A list of more than `u32::MAX` bytes counts as
+    /// `u32::MAX`.
     pub len: u32,
 }
 
@@ -166,7 +170,8 @@ impl Immediate {
 /// The payload of an offer, little-endian: `number:4 | zero:4 | region:20`, and then `tag:8` if the message has a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// The number of the transfer. All transfers that a connection has in flight have different numbers.
+    /// The number that identifies the transfer. All transfers that a connection has in flight have
+    /// different numbers.
     pub(crate) number: u32,
     pub(crate) region: RemoteRegion,
     /// The tag that the sender's program has set.
@@ -201,7 +206,7 @@ impl Offer {
 /// The payload of a notification that a part of an offered message was fetched: `number:4 | done:8`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TransferProgress {
-    /// The number of the transfer.
+    /// The number that identifies the transfer.
     pub(crate) number: u32,
     /// The number of bytes that were fetched so far.
     pub(crate) done: u64,

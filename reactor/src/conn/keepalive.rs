@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The time until the next check of a connection whose timeout has expired while input that had arrived before may be unprocessed.
+/// The time until the next check of a peer that has exceeded a timeout while its input may be
+/// unprocessed.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The limits on a peer's silence.

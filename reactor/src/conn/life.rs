@@ -30,19 +30,22 @@ pub(crate) struct Silence {
     pub(crate) heard: Option<Instant>,
     /// True if the reactor has processed everything that the peer has sent so far.
     pub(crate) caught_up: bool,
-    /// The time at which the peer was first suspected to be silent, later by all times for which
-    /// the local side was absent since. `None` if the peer is not suspected yet.
+    /// The time at which the peer was first found to have exceeded its timeout, plus the delays of
+    /// all later checks. `None` if the peer has not exceeded it before.
     pub(crate) since: Option<Instant>,
-    /// The time by which the timeout is handled late, because the local side took no turn.
+    /// The delay from the deadline to the handling of this timeout. It is long if the local side
+    /// took no turns.
     pub(crate) late: Duration,
 }
 
 impl Silence {
-    /// If the time `limit` of the peer has expired, but the local side may not blame the peer yet,
-    /// returns the time until the next check. The local side has not processed everything that had
-    /// arrived when the time expired, or was absent so long that the peer may wait for an answer.
-    /// The peer gets the time of the absence in addition, at most as long as the limit. A peer that
-    /// sends more and more cannot delay the end by more than twice the limit.
+    /// If the peer has exceeded `limit`, but may not be blamed yet, returns the time until the next
+    /// check. The local side may not blame the peer in two cases:
+    /// - The local side has not processed all input that had arrived when the limit expired.
+    /// - The local side took no turn for at least `limit`, so the peer may wait for an answer. The
+    ///   peer gets the time of this absence in addition, at most `limit`.
+    ///
+    /// Twice the limit after `since`, the peer is blamed even if it sends more and more.
     fn forbearance(&self, limit: Duration, now: Instant) -> Option<Duration> {
         let is_early = !self.caught_up || self.late >= limit;
         let may_wait = self.since.is_none_or(|since| now < since + 2 * limit);
@@ -237,8 +240,9 @@ impl Connection {
         [self.deadlines.next(), self.sends.lists.next_deadline()].into_iter().flatten().min()
     }
 
-    /// Handles the deadlines that have passed. Returns one that the driver must handle. The driver
-    /// calls this function again, until it returns `None`.
+    /// Handles the deadlines of early messages and of lists that have passed. Returns a passed
+    /// deadline that the driver must handle. The driver calls this function again, until it returns
+    /// `None`.
     pub(crate) fn due(&mut self, env: &mut Env<'_>) -> Option<Due> {
         if let Some((_, earlier)) = self.deadlines.nudge.take_if(|(at, _)| *at <= env.now) {
             self.nudge(earlier, env);
@@ -249,25 +253,24 @@ impl Connection {
         self.deadlines.take_due(env.now)
     }
 
-    /// Starts the time limit of a handshake again on the passive side, which has just taken a step.
-    /// The peer could not continue before. So if the local side was absent meanwhile, its absence
-    /// is not held against the peer. The local side takes few steps, so a peer gains little by
-    /// being slow.
+    /// Restarts the handshake timeout of the passive side after a step of the local side, because
+    /// the peer could not continue before that step. So an absence of the local side does not count
+    /// against the peer. The local side takes few steps, so a slow peer gains little time.
     pub(super) fn renew_handshake(&mut self, env: &mut Env<'_>) {
         if !self.is_active() {
             self.wait_until(Some(env.now + env.config.timeouts.handshake), env);
         }
     }
 
-    /// Handles the end of the time for the current step, or checks the peer. Returns true if the
-    /// peer has exceeded the timeout of its handshake or keepalive, but may have sent something
-    /// that the reactor has not processed yet.
+    /// Handles the timeout of the current step, or checks the peer of an open connection. Returns
+    /// true if the peer has exceeded its timeout for the handshake, a transfer or the keepalive,
+    /// but may not be blamed yet, as `Silence::forbearance` defines.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         let wait = silence.forbearance(env.config.timeouts.handshake, env.now);
         let blames = crate::planted("an-absence-is-held-against-the-peer");
         if let Some(wait) = wait.filter(|_| self.state.is_handshake() && !blames) {
-            // The time of an attempt to connect is a promise to the program, which the local side
-            // keeps even if it was absent.
+            // The program expects the result of its attempt to connect within the timeout, so an
+            // absence of the local side extends the attempt only by a short recheck.
             let wait = if self.is_active() { LOOK_AGAIN } else { wait };
             self.wait_until(Some(env.now + wait), env);
             return true;
@@ -279,8 +282,8 @@ impl Connection {
             State::Securing(_) if self.is_active() => {
                 self.end(Ending::ConnectError(ConnectError::Timeout), env);
             }
-            // The peer's part of the setup of shared memory was read late. The peer could not
-            // continue without an answer.
+            // The transport has received bytes of the peer within the timeout: the peer's setup of
+            // shared memory, which was read late. The peer could not continue without an answer.
             State::Accepting(_)
                 if silence.heard.is_some_and(|heard| heard + env.config.timeouts.handshake > env.now) =>
             {
@@ -332,7 +335,8 @@ impl Connection {
             self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
             return false;
         }
-        // An absence is found if a check is late, so there are several.
+        // A late check shows an absence of the local side, so several checks are spread over the
+        // limit.
         let mut next = stands.map(|end| end.min(env.now + look_interval(limit)));
         if let Some(again) = self.renew_wait(env) {
             next = Some(next.map_or(again, |next| next.min(again)));
@@ -434,7 +438,7 @@ impl Connection {
             self.mark(env);
             return;
         }
-        // A connection that was not reported to the program cannot end with `on_disconnect`, and one that was reported ends only with it,
+        // A connection ends with `on_disconnect` if and only if it was reported to the program,
         // whatever the provider reports.
         let ending = match ending {
             Ending::ConnectError(error) if self.state.is_open() => {
@@ -519,7 +523,8 @@ impl Connection {
 
     fn begin_flush(&mut self, ending: Ending, env: &mut Env<'_>) {
         if self.state.close(ending) {
-            // Nothing that was waited for counts any more. The driver sets the end of the flush.
+            // The deadlines of the connection do not apply any more. The driver sets the flush
+            // timeout.
             self.deadlines = ConnectionDeadlines::default();
             self.want(env, Action::Flush);
         }

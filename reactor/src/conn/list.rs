@@ -14,8 +14,8 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, Piece, TransferNotification, TransferOutcome};
 use crate::memory::region::Region;
 
-/// The number of bytes that ends a batch: the piece with which the batch reaches this number is the last one of the batch. Between two
-/// batches of a connection, other connections may post.
+/// A batch ends with the piece that brings its length to this number of bytes. Between two batches
+/// of a connection, other connections may post.
 const BATCH: usize = 256 << 10;
 
 /// The limit on the total length of the posted pieces of a connection, in bytes. When it is reached, no more pieces are posted until posted
@@ -38,7 +38,7 @@ pub(crate) enum ListPart {
     Notification { list: u32 },
 }
 
-/// The reason why a list posts no more pieces before its end.
+/// The reason why a list was stopped: it posts no more pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Cancelled,

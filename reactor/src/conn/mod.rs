@@ -287,7 +287,8 @@ impl Connection {
         })
     }
 
-    /// Takes over what the program has set for the next sends, and its number, from an attempt to open this connection that has failed.
+    /// Copies the settings of the program from `failed`, an earlier attempt to open this
+    /// connection: `user`, the cork, and the flags for the next send.
     pub(crate) fn inherit(&mut self, failed: &Self) {
         (self.user, self.corked) = (failed.user, failed.corked);
         self.sends.inherit(&failed.sends);
@@ -339,13 +340,14 @@ impl Connection {
         env.effects.actions.push_back((self.id, action));
     }
 
-    /// Sets the end of the time for the current step, or the time of the next check of the peer.
+    /// Sets the deadline `step`: the timeout of the current step, or the next check of the peer of
+    /// an open connection.
     fn wait_until(&mut self, at: Option<Instant>, env: &mut Env<'_>) {
         self.deadlines.step = at;
         self.want(env, Action::Deadline);
     }
 
-    /// Sets the time of the next check of the peer, unless there is an earlier one.
+    /// Schedules a check of the peer for `at`, unless an earlier check is scheduled.
     fn look_by(&mut self, at: Instant, env: &mut Env<'_>) {
         if self.deadlines.step.is_none_or(|earlier| at < earlier) {
             self.wait_until(Some(at), env);
@@ -371,7 +373,8 @@ impl Connection {
         }
     }
 
-    /// Returns the number of messages that the peer's window allows now. With `Framing::Raw` there is no window, and no limit.
+    /// Returns the number of credits that messages of the program may use now, without the credits
+    /// that are reserved for reports and lists. Unlimited with `Framing::Raw`, which has no window.
     #[inline]
     fn credits(&self) -> usize {
         match self.framing {
@@ -398,8 +401,8 @@ impl Connection {
         if self.state.is_open() { self.sends.room(self.transfers.slots()) } else { 0 }
     }
 
-    /// Requests an `on_writable` for this need, as if a send had been refused, even if there is capacity. Returns false if the connection
-    /// is not open.
+    /// Requests an `on_writable` for the time at which `need` can be met, as if a send had been
+    /// refused, even if the capacity is available now. Returns false if the connection is not open.
     pub(crate) fn await_room(&mut self, need: Need, env: &mut Env<'_>) -> bool {
         if self.state.is_open() {
             self.refuse(need, env);

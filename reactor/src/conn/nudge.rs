@@ -1,13 +1,15 @@
 //! Early messages of the active side to a peer that has sent nothing yet.
 //!
-//! The siw driver of Linux may miss the first frames of a connection: those that arrive after it has replied to the connect request, and
-//! before it handles the frames of the connection. They stay in the socket until another frame arrives. On a busy machine this takes long.
-//! So the active side sends a further message after [`FIRST`], and more after three times the time each, until the peer has sent a message
-//! or the keepalive begins.
+//! The siw driver of Linux may miss the first frames of a connection: those that arrive after it
+//! has replied to the connect request, and before it handles the frames of the connection. They
+//! stay in the socket until another frame arrives. On a busy machine this takes long. So the active
+//! side sends another message after [`FIRST`], and further ones at intervals that triple each time,
+//! until the peer has sent a message or the keepalive begins.
 //!
-//! A peer that is only slow grants no credits meanwhile. So while the connection is up, all early messages but the first are sent only if
-//! less than half of the credits for data is used. A program that keeps few messages in flight has room for as many more: the peer may
-//! answer the first ones before it grants the credits of the early messages.
+//! A peer that is only slow grants no credits meanwhile. So on a connection that is up, the early
+//! messages after the first one are sent only while less than half of the credits for data is used.
+//! The unused half is for the program, which may send more messages before the peer grants the
+//! credits of the early messages.
 
 use std::time::Duration;
 
@@ -33,8 +35,9 @@ impl Connection {
         }
     }
 
-    /// Sends an early message, unless the peer has sent something, and schedules the next one. `earlier` is the number of earlier ones. On
-    /// a connection that is up, the message is a ping. During the handshake, it is a grant, which is allowed there.
+    /// Sends an early message, unless the peer has sent a message, and schedules the next one.
+    /// `earlier` is the number of early messages sent so far. On a connection that is up, the
+    /// message is a ping. During the handshake, it is a grant, which is allowed there.
     pub(super) fn nudge(&mut self, earlier: u8, env: &mut Env<'_>) {
         if self.rx.has_received() {
             return;

@@ -39,14 +39,16 @@ pub(crate) struct RecvQueue {
     occupation: Occupation,
 }
 
-/// The state of the checks if messages that the program keeps occupy all receives for data.
+/// The result of the checks for a peer that can send no data, because messages that the program
+/// keeps occupy all receives for data.
 #[derive(Clone, Copy, Debug)]
 enum Occupation {
     /// At the last check, a receive was free, or the program has released a message since.
     No,
-    /// All were occupied at all checks since this time, and the program has released no message.
+    /// All receives for data were occupied at each check since this time, and the program has
+    /// released no message since.
     Since(Instant),
-    /// The same, and it was reported.
+    /// Like `Since`, and the occupation was reported.
     Reported,
 }
 
@@ -180,9 +182,10 @@ impl RecvQueue {
         }
     }
 
-    /// Checks if messages that the program keeps have occupied all receives for data for `limit`,
-    /// so that the peer can send none. Returns their number, once for each time that this happens;
-    /// otherwise the time of the next check, if one is needed.
+    /// Checks if messages that the program keeps have occupied all receives for data for the time
+    /// `limit`, so that the peer can send no data. If so, returns the number of these messages as
+    /// `Err`, once for each such period. Otherwise returns the time of the next check, or `None` if
+    /// none is needed.
     pub(crate) fn check_occupation(&mut self, limit: Duration, now: Instant) -> Result<Option<Instant>, u32> {
         let receives = match &self.source {
             ReceiveSource::Own { depth, .. } => *depth,

@@ -4,8 +4,9 @@
 //! peer has proven its identity and the local program has accepted it. Before a side is done, it sends only handshake messages and grants,
 //! unencrypted. When it is done, it sends [`HandshakePart::Last`], and encrypts all later messages.
 //!
-//! So in each direction, all messages after a certain one are encrypted, and a receiver knows of each message if it is encrypted. The
-//! connection is reported to the program when both directions are encrypted.
+//! So in each direction, all messages after [`HandshakePart::Last`] are encrypted, and the receiver
+//! always knows if a message is encrypted. The connection is reported to the program when both
+//! directions are encrypted.
 
 use std::mem;
 
@@ -261,7 +262,6 @@ impl Connection {
             return;
         }
         let greeted = securing.greeted;
-        // The connection comes up on the active side now. On the passive side, it comes up only if the peer's hello has arrived already.
         if self.is_active() || (self.state.greet() && greeted) {
             self.announce(env);
         }

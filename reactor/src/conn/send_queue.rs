@@ -80,8 +80,8 @@ impl SendQueueEntry {
     }
 }
 
-/// The setting that decides if the ends of copied messages are reported to the program. A message whose end is not reported needs no
-/// signal.
+/// The setting that decides if the ends of copied messages are reported to the program. A message
+/// whose end is not reported needs no signaled work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copies {
     Reported,
@@ -158,8 +158,8 @@ impl SendQueue {
         }
     }
 
-    /// Allocates the memory for as many sends as the queue pair has slots: `slots`. `immediate` is true if the provider can complete sends
-    /// when they are posted.
+    /// Sets the number of slots to that of the queue pair, and allocates memory for as many sends.
+    /// `immediate` is true if the provider can complete sends when they are posted.
     pub(crate) fn reserve(&mut self, slots: u32, immediate: bool) {
         (self.slots, self.immediate) = (slots as usize, immediate);
         self.entries.reserve(self.slots);
@@ -646,7 +646,7 @@ impl SendQueue {
         self.entries.range_mut(..posted).filter_map(|entry| entry.buffer.take()).count()
     }
 
-    /// Returns true if the oldest send is a message in a buffer, and nothing else.
+    /// Returns true if the oldest send is a message in a buffer ([`SendRole::Plain`]).
     #[inline]
     pub(super) fn front_is_plain(&self) -> bool {
         self.entries.front().is_some_and(|entry| entry.role == SendRole::Plain)

@@ -112,8 +112,8 @@ impl Connection {
     }
 
     /// Queues a message from a buffer that contains space for the header, followed by the payload.
-    /// `apart` is the mapped slab of this connection. Takes the buffer only if the message was
-    /// accepted.
+    /// `apart` is the slab of buffers that the peer of this connection has mapped. Takes the buffer
+    /// only if the message was accepted.
     pub(crate) fn send_filled(
         &mut self,
         len: usize,
@@ -294,7 +294,7 @@ impl Connection {
         id
     }
 
-    /// Queues Reads into several local ranges sequentially, as one operation with one id.
+    /// Queues one Read for each local range, in order, as one operation with one id.
     pub(crate) fn read(&mut self, mut from: RemoteAddress, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Read);
         // Each local range gets a separate Read, because on iWARP and on many adapters a Read has
@@ -486,7 +486,7 @@ impl Connection {
             } else {
                 self.sends.note_ends(count, last);
             }
-            // The sends behind these may have completed before them.
+            // Later sends may have completed earlier. They end now.
             while let Some(outcome) = self.sends.front_ended() {
                 self.end_oldest(outcome, env);
             }
@@ -557,8 +557,8 @@ impl Connection {
         }
     }
 
-    /// Ends the oldest send like [`Connection::end_send`]. If the send has failed, and is not one
-    /// of the reactor's own, the connection was cut off.
+    /// Ends the oldest send like [`Connection::end_send`]. If it is a send of the program and has
+    /// failed, notes that the close is incomplete.
     #[inline]
     pub(super) fn end_oldest(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         if !outcome.is_sent() {
@@ -570,8 +570,8 @@ impl Connection {
     #[cold]
     fn oldest_failed(&mut self, env: &mut Env<'_>) {
         if self.sends.front_is_of_program() {
-            // In `Leaving`, an unsignaled send before the goodbye has failed. The reason of the end
-            // exists only from the flush on.
+            // In `Leaving`, an unsignaled send before the goodbye has failed. The flush creates the
+            // reason of the end, which `cut_off` then changes.
             if matches!(self.state, State::Leaving) {
                 self.flush(env);
             }

@@ -121,9 +121,10 @@ impl Ending {
 }
 
 impl Closing {
-    /// Processes another report of the end of the connection. Keeps the better evidence of the two: that of this `Closing`, or that of
-    /// `other`. After a report of a protocol violation or of a panic, no more messages are delivered, also if the transport had ended
-    /// before. If the connection was not reported as up, it is not reported as up after such a report either.
+    /// Processes a further report of the end, and keeps the better evidence of the two. After a
+    /// report of a protocol violation or of a panic, no more messages are delivered, also if the
+    /// transport had ended before. A connection that was not reported as up is not reported after
+    /// such a report.
     pub(super) fn learn(&mut self, other: Ending) {
         let Ending::Disconnect { evidence: found, delivers: still_delivers } = other else { return };
         match &mut self.ending {
@@ -249,7 +250,7 @@ impl State {
         })
     }
 
-    /// Changes to `Greeting`: the connection now waits for nothing but the peer's hello.
+    /// Changes to `Greeting`: only the peer's hello is missing.
     pub(super) fn greet(&mut self) -> bool {
         self.advance(StateKind::Greeting, |_| Self::Greeting)
     }

@@ -36,7 +36,7 @@ use crate::security::channel::tail;
 /// the memory of the messages that it has offered to the peer.
 const WAITS: u32 = 4;
 
-/// The number of checks of the transfer timeout within the timeout.
+/// The number of checks within one transfer timeout.
 const LOOKS: u32 = 8;
 
 /// Returns the time from one check of the transfer timeout `limit` to the next.
@@ -54,7 +54,8 @@ pub(crate) enum OfferSource {
     Lent(Key, Hold),
 }
 
-/// The kinds of messages that may be offered to the peer. They differ in the capacity that a refused one waits for.
+/// The kinds of messages that may be offered to the peer. They differ in the capacity that a
+/// refused message waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OfferKind {
     /// The message is copied, which needs memory. It may be sent in fragments instead.
@@ -97,13 +98,13 @@ struct Absence {
     of: Instant,
     /// The sum of the times by which the checks of the transfer timeout were late.
     late: Duration,
-    /// The time that the peer gets in addition. An absence that makes a check late began after the
-    /// check before it, but it is not known when.
+    /// The extra time of the peer. A late check shows an absence of the local side that began at an
+    /// unknown time after the previous check. This time covers the uncertainty.
     grace: Duration,
 }
 
 impl Absence {
-    /// Returns the absences of a wait that begins at `now`.
+    /// Creates the record of a wait that begins at `now`, without absences.
     const fn none(now: Instant) -> Self {
         Self { of: now, late: Duration::ZERO, grace: Duration::ZERO }
     }
@@ -131,10 +132,12 @@ pub(super) struct Active {
     pub(super) outgoing: VecDeque<OutgoingMessage>, // bound: copies
     pub(super) incoming: VecDeque<IncomingMessage>, // bound: large-messages
     held: VecDeque<Held>,                           // bound: receives, large-messages
-    /// The numbers of messages that were fetched or refused, and for which no report was sent to the peer yet.
+    /// The numbers of the offers that were fetched or refused and not reported to the peer yet,
+    /// each with the kind of its report.
     fetched: VecDeque<(u32, MessageKind)>, // bound: large-messages
-    /// Memory of the program for messages that will not arrive. Reads in flight may still write to this memory, so it stays registered
-    /// until the end of the connection. `None` if it stays registered forever, because the queue pair could not be destroyed.
+    /// Memory of the program for messages that will not arrive. Reads in flight may still write to
+    /// this memory, so it stays registered until the end of the connection. The `Landing` is `None`
+    /// if the memory stays registered forever, because the queue pair could not be destroyed.
     lost: Vec<(Offered, Option<Landing>)>, // bound: large-messages
     /// The number of Reads in flight for large messages.
     pub(super) pieces: usize,
@@ -305,15 +308,15 @@ impl Transfers {
     /// no transfer waits for the peer. `late` is the time by which this check is late, because the
     /// local side took no turn.
     ///
-    /// Without turns, the local side has not read what the peer has sent, and the peer has waited
-    /// for its answers. So the times by which the checks of a wait are late do not count.
+    /// While the local side takes no turns, it neither reads nor answers the peer's messages. So
+    /// the delays of the late checks do not count against the peer.
     pub(crate) fn ends_at(&mut self, limit: Duration, late: Duration, now: Instant) -> Option<Instant> {
         let since = self.stands_since(limit)?;
         let active = self.active_mut()?;
         if active.absence.of != since {
             active.absence = Absence { of: since, ..Absence::none(now) };
         }
-        // The wait may have begun after the time at which the check was due.
+        // If the wait began after the check was due, only the time since its beginning counts.
         active.absence.add(late.min(now.saturating_duration_since(since)), limit);
         Some(since + limit + active.absence.late + active.absence.grace)
     }
@@ -793,9 +796,8 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(8);
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Checks the limit of a transfer that makes no progress. `late` returns the time by which the
-    /// check with this number is late. Returns the time after which the transfer is given up,
-    /// without the times for which the checks were late.
+    /// Simulates the checks of a transfer that makes no progress. `late(n)` is the delay of check
+    /// `n`. Returns the time after which the transfer is given up, without these delays.
     fn patience(late: impl Fn(u32) -> Duration) -> Duration {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
         let start = Instant::now();

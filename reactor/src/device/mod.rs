@@ -128,8 +128,9 @@ pub(crate) fn register(
     Ok((memory, region.local_key))
 }
 
-/// Returns the number of entries of a device's completion queues: the configured one (`requested`),
-/// or as many as the device allows if that costs no memory, up to the device's limit.
+/// Returns the number of entries of a device's completion queues: the configured number
+/// (`requested`), but at most the device's limit. By default, it is `DEFAULT_ENTRIES`, or the
+/// device's limit if a queue allocates memory only as it grows.
 fn completion_queue(requested: Option<u32>, device: Option<&DeviceInfo>) -> u32 {
     let Some(DeviceInfo { capabilities, .. }) = device else { return requested.unwrap_or(DEFAULT_ENTRIES) };
     let grows = capabilities.features.contains(Features::GROWING_COMPLETION_QUEUES);
@@ -153,7 +154,8 @@ fn vector(requested: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> 
     }
 }
 
-/// The number of entries of a completion queue whose memory is allocated with the queue.
+/// The default number of entries of a completion queue that allocates the memory of all its entries
+/// when it is created.
 const DEFAULT_ENTRIES: u32 = 16 << 10;
 
 const SHARED_RECEIVES: &str = "shared receive queues on this device";
@@ -323,8 +325,8 @@ impl Device {
     }
 
     /// Returns true if one more connection would use the last buffers, or the last of the receives
-    /// that connections share. Only the receives that each connection claims at least count here: a
-    /// busy connection leaves a part of the others to new connections.
+    /// that connections share. Each connection counts with its smallest claim, [`MIN_WINDOW`]: a
+    /// busy connection leaves a part of the other receives to new connections.
     pub(crate) fn is_crowded(&self, config: &Config) -> bool {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let pool = &self.buffers.pool;

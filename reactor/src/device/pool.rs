@@ -22,8 +22,8 @@ use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 /// pinned memory is unused.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
-/// The number of buffers in a slab that a peer on the same host maps (see `MappedSlab`), if [`LARGEST_SLAB`] has room
-/// for fewer, and if the connection needs that many.
+/// The smallest number of buffers in a slab that a peer on the same host maps (see `MappedSlab`),
+/// unless the connection needs fewer. Such a slab may be longer than [`LARGEST_SLAB`].
 const MIN_MAPPED_BUFFERS: usize = 4;
 /// Largest number of buffers in one slab, because the index of a buffer has 16 bits.
 const PER_SLAB: usize = 1 << 16;
@@ -191,8 +191,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns true if the pool's last buffers would be in use with `count` more. `shared` buffers
-    /// are in use by all connections together, and do not count.
+    /// Returns true if `count` more buffers would include the last ones of the pool
+    /// ([`is_scarce`]). The `shared` buffers, which all connections use together, do not count.
     pub(crate) const fn is_crowded(&self, count: usize, shared: usize) -> bool {
         let taken = self.reserved + self.lent + self.mapped_buffers + count;
         is_scarce(taken.saturating_sub(shared), self.max_buffers.saturating_sub(shared))

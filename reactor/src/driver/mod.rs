@@ -63,11 +63,11 @@ pub(crate) use self::open::request::IncomingRequest;
 pub use self::run::device_event::DeviceEvent;
 pub(crate) use self::world::{TimerPurpose, World};
 
-/// The driver of one reactor: the world, and the parts that each own a part of its state. The parts
-/// and the connections return what has happened, and the driver carries it out. So it alone knows
-/// more than one part.
+/// The driver of one reactor: the world, and the parts, each of which owns a part of the state. The
+/// parts and the connections do not call other parts: they request actions, which the driver
+/// executes. So only the driver knows more than one part.
 ///
-/// The driver dereferences to its world, so that its callers use that without a function here.
+/// The driver dereferences to its world, so that its callers can use the world directly.
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) world: World,
@@ -157,7 +157,8 @@ impl Driver {
         }
     }
 
-    /// Does the same after a part has freed something, and has the other parts count that.
+    /// Executes the requested actions like [`Driver::act`], and notifies the parts of everything
+    /// that was freed.
     #[inline]
     pub(super) fn settle(&mut self) {
         if !self.world.effects.actions.is_empty() || !self.world.freed.is_empty() {

@@ -13,7 +13,7 @@ use crate::providers::{Handle, Providers};
 pub(crate) enum CmIdOwner {
     Connection(ConnectionId),
     Listener(Key),
-    /// An endpoint for datagrams. The number is one that the endpoint has chosen.
+    /// A datagram endpoint, or its lookup of a peer. `EndpointToken` encodes the number.
     Endpoint(u64),
 }
 

@@ -10,7 +10,8 @@ use rdma_transport::newcomers::{Host, NewcomerEntry, Newcomers, Ticket};
 
 use crate::id::ConnectionId;
 
-/// A connection that is younger than this is evicted only if its host uses more slots than the host of the connection that needs a slot.
+/// A connection that is younger than this is evicted only if its host uses more slots than the host
+/// of the new connection.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The slot that a connection uses while it is not up.

@@ -55,7 +55,7 @@ pub(crate) struct ConnectionLink {
     pub(super) timer: Option<(Key, Instant)>,
     /// The slot of a connection that a peer opened and that is not up.
     pub(super) waits: Option<PendingSlot>,
-    /// The key of the host that opened the connection in `ConnectionTable::hosts`.
+    /// The key, in `ConnectionTable::hosts`, of the host that opened the connection.
     host: Option<Key>,
     /// The regions that only this peer can access.
     pub(super) regions: Vec<Key>, // local: regions of the program
@@ -68,8 +68,8 @@ pub(crate) struct ConnectionLink {
     pub(super) ending: bool,
     /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set while the peer is suspected to be lost, with the time of the next check. It is void if
-    /// the deadline of the connection's current step is another time.
+    /// Set while the peer is suspected to be lost, with the time of the next check. Not valid any
+    /// more if the deadline `step` of the connection has another value than this time.
     pub(super) suspect: Option<(Instant, Suspicion)>,
     /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
@@ -106,10 +106,11 @@ pub(super) enum Flush {
 
 /// The progress of the reactor since a peer was first suspected to be lost. The peer counts as lost
 /// only when the reactor has processed everything that had arrived at that time. This takes two
-/// steps: what the operating system has becomes completions, and these are handled.
+/// steps: the provider turns the data in the operating system into completions, and the reactor
+/// handles these completions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspicion {
-    /// The time of the suspicion, later by all times for which the local side was absent since.
+    /// The time of the first suspicion, plus the delays of all later checks.
     pub(super) since: Instant,
     /// The number of checks for readiness that the reactor had made at the time of the suspicion. After one more check, the reactor knows
     /// of everything that had arrived at the time of the suspicion.
@@ -133,7 +134,7 @@ pub(crate) struct ConnectionTable {
     entries: Vec<TableEntry>, // bound: connections
     vacant: Vec<u32>,         // bound: connections
     live: usize,
-    /// The connection whose last callback is running. It is not counted any more.
+    /// The connection whose last callback is running. [`ConnectionTable::count`] does not count it.
     last: Option<ConnectionId>,
     /// The connections that peers opened and that are not up. A connection that fails to come up stays here until it has ended.
     pub(super) pending: PendingConnections,
@@ -165,8 +166,8 @@ impl ConnectionTable {
         entry.id
     }
 
-    /// Counts a connection that a peer has opened towards the peer's host. Assigns one of the slots
-    /// for connections that are not up to the connection.
+    /// Counts a connection that a peer has opened in the number of connections of the peer's host.
+    /// Assigns to the connection one of the slots for connections that are not up.
     pub(super) fn add_accepted(&mut self, id: ConnectionId, now: Instant) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         let host = Host::of(slot.conn.peer().ip());

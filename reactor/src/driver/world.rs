@@ -56,7 +56,8 @@ pub(crate) enum TimerPurpose {
     Trim,
     /// The next check if peers that answer no Reads hold memory that other connections wait for.
     Shortage,
-    /// A timer of an endpoint, with the endpoint's number.
+    /// A timer of a datagram endpoint, or of a lookup of a peer. `EndpointToken` encodes the
+    /// number.
     Endpoint(u64),
 }
 
@@ -71,7 +72,8 @@ pub(crate) struct Os {
     pub(crate) wake: Arc<WakeFlag>,
 }
 
-/// A thing that the world has freed, for the parts that count it.
+/// A connection or a region that was freed. The driver passes it to the parts that count such
+/// objects.
 #[derive(Debug)]
 pub(super) enum Freed {
     /// A connection was removed from the table. `fetched_large` is the number of bytes that it had
@@ -99,7 +101,7 @@ pub(crate) struct World {
     pub(super) joins: Joins,
     pub(crate) timers: Timers<TimerPurpose>,
     pub(crate) effects: Effects,
-    /// The things that were freed and that the driver has not passed to its parts yet.
+    /// The freed objects that the driver has not passed to its parts yet.
     pub(super) freed: VecDeque<Freed>, // bound: turn
     pub(crate) stats: Stats,
     pub(crate) drain: Drain,
@@ -197,8 +199,9 @@ impl World {
         Some((slot, Env { now: *now, config, device, buffers, effects, stats }))
     }
 
-    /// Passes an input to a connection. The driver executes the actions that it requests when the
-    /// part has returned. Returns `None` if the connection does not exist.
+    /// Passes an input to a connection. The driver executes the actions that the connection
+    /// requests after the calling part of the driver has returned. Returns `None` if the connection
+    /// does not exist.
     pub(super) fn pass<R>(
         &mut self,
         id: ConnectionId,
@@ -399,7 +402,7 @@ impl World {
         slot.link.timer = next.map(|at| (self.timers.insert(at, TimerPurpose::Connection(id)), at));
     }
 
-    /// Sets the end of the time for the current step of a connection.
+    /// Sets the deadline `step` of a connection, and its timer.
     pub(super) fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
         if let Some(slot) = self.table.get_mut(id) {
             slot.conn.deadlines.step = at;
@@ -439,7 +442,7 @@ impl World {
         id
     }
 
-    /// Returns the address of a connection's peer, the time, and the limit on the lines about
+    /// Returns the address of a connection's peer, the time, and the limit on log lines about
     /// peers.
     pub(crate) fn log_limit_of(&mut self, id: ConnectionId) -> Option<(SocketAddr, Instant, &mut LogLimit)> {
         let peer = self.table.get(id)?.conn.peer();

@@ -84,8 +84,8 @@ pub(crate) struct Budget {
     used: usize,
     /// The part of `used` that small messages use, in bytes.
     used_by_small: usize,
-    /// The sum of the lengths of the messages above the limit of [`Budget::is_small`], in bytes, by host. A host
-    /// without such messages has no entry.
+    /// The sum of the lengths of the messages that are not small ([`Budget::is_small`]), in bytes,
+    /// by host. A host without such messages has no entry.
     hosts: BTreeMap<Host, usize>, // bound: connections, large-messages
     line: VecDeque<QueuedClaim>, // bound: connections
 }
@@ -153,7 +153,7 @@ impl Budget {
         own > 0 && bytes.saturating_add(own) > self.limit / 2
     }
 
-    /// Returns the sum of the lengths of a host's messages above the limit of [`Budget::is_small`], in bytes.
+    /// Returns the sum of the lengths of a host's messages that are not small, in bytes.
     fn of_host(&self, host: Host) -> usize {
         self.hosts.get(&host).copied().unwrap_or(0)
     }
@@ -181,9 +181,9 @@ impl Budget {
         granted
     }
 
-    /// Requests memory for a message like [`Budget::request`], but does not queue a request that cannot be granted. A
-    /// request of the connection that is queued already is for another message, and keeps its place. Returns true if
-    /// the memory is granted.
+    /// Requests memory for a message like [`Budget::request`], but does not queue a request that
+    /// cannot be granted. A request of the connection that is queued already is for another
+    /// message, and keeps its position in the queue. Returns true if the memory is granted.
     pub(crate) fn take(&mut self, claimant: Claimant, bytes: usize) -> bool {
         let granted = self.would_grant(claimant, bytes);
         if granted {
@@ -212,9 +212,9 @@ impl Budget {
         }
     }
 
-    /// Removes the queued request of a connection, if there is one. Returns true if this request may have held back
-    /// others. In that case, the caller must make the requests in the queue again: no memory needs to be released for
-    /// them.
+    /// Removes the queued request of a connection, if there is one. Returns true if this request
+    /// may have held back others. In that case, the caller must repeat the queued requests, because
+    /// they may be granted now, and no release of memory may follow.
     pub(crate) fn leave(&mut self, who: ConnectionId) -> bool {
         let at = self.line.iter().position(|waiting| waiting.claimant.who == who);
         at.and_then(|at| self.line.remove(at)).is_some_and(|left| left.passed >= PATIENCE)
@@ -229,8 +229,9 @@ impl Budget {
         }
     }
 
-    /// Subtracts `bytes` from the memory that is charged to a host. The caller does this when a message above the limit
-    /// of [`Budget::is_small`] was released, or when a connection with such messages has ended.
+    /// Subtracts `bytes` from the memory that is charged to a host. The caller does this when a
+    /// message that is not small ([`Budget::is_small`]) was released, or when a connection with
+    /// such messages has ended.
     pub(crate) fn relieve(&mut self, host: Host, bytes: usize) {
         if let Some(of_host) = self.hosts.get_mut(&host) {
             *of_host = of_host.saturating_sub(bytes);
@@ -401,9 +402,9 @@ mod tests {
         assert!(budget.request(alone(small, 0), 1));
     }
 
-    /// A connection has a queued request for a message that it will fetch. It gets memory for another message, which
-    /// has arrived already. The queued request keeps its place, and its count of the requests that were granted before
-    /// it.
+    /// A connection has a queued request for a message that it will fetch. It gets memory for
+    /// another message, which has arrived already. The queued request keeps its position in the
+    /// queue, and its count of other requests that were granted meanwhile.
     #[test]
     fn what_is_taken_keeps_the_place_of_what_is_queued() {
         let mut budget = Budget::new(256);

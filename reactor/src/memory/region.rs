@@ -59,10 +59,12 @@ impl RegionOptions {
         self
     }
 
-    /// Lets peers on this host map the memory of the region. These peers access the memory directly, without the device, as far as the
-    /// rights of the region allow. This option grants these rights to every peer. Peers on other hosts access the region through the
-    /// device. So does every peer but the first if peers may write the region, or change it by
-    /// atomic operations. The option has four consequences:
+    /// Lets peers on this host map the memory of the region. These peers access the memory
+    /// directly, without the device, as far as the rights of the region allow. This option grants
+    /// these rights to every peer. Peers on other hosts access the region through the device. If
+    /// peers may write the region, or change it by atomic operations, only the first peer that maps
+    /// it accesses it directly, and all others through the device. The option has four
+    /// consequences:
     ///
     /// - A peer **keeps the pages** that it has mapped until the memory is freed. So
     ///   [`RegionContext::revoke`](crate::RegionContext::revoke) and [`RegionOptions::lifetime`]
@@ -290,7 +292,8 @@ impl Region {
         match self.memory.copy_from(offset, bytes) {
             Ok(()) => Ok(()),
             Err(CopyRefused::Lent) => Err(Lent),
-            // Not in a closure, which would be the place of the panic instead of the caller.
+            // Not in a closure, because the panic would then report the closure as its location,
+            // and not the caller.
             Err(CopyRefused::Outside) => panic!("{} bytes at {offset} of a region of {}", bytes.len(), self.len()),
         }
     }

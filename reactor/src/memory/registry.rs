@@ -89,8 +89,8 @@ pub(crate) struct Removed {
 #[derive(Debug)]
 pub(crate) struct Registry {
     regions: Slab<Registration>, // bound: large-messages, copies
-    /// The regions to which a peer has rights, by device and remote key. A peer chooses how often
-    /// and with which key it sends a Send with Invalidate.
+    /// The regions to which a peer has rights, by device and remote key. A map, so that a lookup is
+    /// fast: a peer may send any number of Sends with Invalidate, with any key.
     exposed: BTreeMap<(usize, u32), Key>, // bound: large-messages, copies
     kept: BlockCache,
     drop_channel: DropChannel,

@@ -10,8 +10,9 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 use rdma_transport::slab::{Key, Slab};
 
-/// The timers that have expired at a point in time. A timer that is set afterwards is not one of them if its deadline is that time or
-/// later, so its delay may be zero.
+/// The timers that have expired at the time `now`. A timer that is set after this value was created
+/// is included only if its deadline is before `now`. So a timer with a delay of zero is not
+/// included.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expired {
     now: Instant,

@@ -116,7 +116,8 @@ impl WakeFlag {
 
     pub(crate) fn drain(&self, deadline: Duration) {
         let ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-        // The first deadline holds, also if the reactor has not taken it yet.
+        // The first request determines the deadline. A later request does not replace it while it
+        // is pending.
         let _ = self.drain.compare_exchange(0, ms.saturating_add(1), Ordering::AcqRel, Ordering::Relaxed);
         self.wake();
     }

@@ -38,10 +38,11 @@ struct Sequence {
     key: Box<dyn CipherKey>,
     /// The number of the next message or segment.
     next: u64,
-    /// The amount of data for which numbers were reserved since the last renewal that these numbers require, in the units of
+    /// The amount of work since the last renewal that a reserved number requires, in the units of
     /// [`UNITS_PER_KEY`].
     spent: u64,
-    /// The number of renewals that the message with the last reserved numbers requires.
+    /// The number of renewals of the key before the message whose numbers were reserved last. A
+    /// receiver reserves numbers before it decrypts earlier messages, so it renews the key later.
     required: u64,
     /// The number of renewals of the key so far.
     renewals: u64,

@@ -292,7 +292,8 @@ impl Handshake for PskHandshake {
     }
 
     fn alert(&self, _: &SecurityError) -> String {
-        // One text for both, so that a peer cannot find out which names exist.
+        // The same text for an unknown name and for a wrong key, so that a peer cannot find out
+        // which names exist.
         "the pre-shared keys differ, or the peer has none of that name".into()
     }
 }

@@ -532,8 +532,9 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
     }
 }
 
-/// A receiver begins every large message that the peer offers, and does not decrypt those that it refuses. The other messages are decrypted
-/// with the keys and the numbers of their places, also if a refused message requires another key while an earlier one is still fetched.
+/// A receiver begins every large message that the peer offers, and does not decrypt those that it
+/// refuses. The other messages are decrypted with the keys and the numbers of their positions, also
+/// if a refused message requires another key while an earlier message is still being fetched.
 #[test]
 fn refused_large_messages_leave_the_others_whole() {
     for security in all() {

@@ -370,7 +370,8 @@ impl Tls {
     }
 }
 
-/// Returns the name of a host with this address in its certificate. Certificates name IPv4 hosts by their IPv4 addresses.
+/// Returns the name that the certificate of a host with this address must contain. An IPv4-mapped
+/// IPv6 address counts as the IPv4 address.
 fn address_name(address: IpAddr) -> ServerName<'static> {
     ServerName::IpAddress(address.to_canonical().into())
 }

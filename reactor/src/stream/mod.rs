@@ -89,15 +89,15 @@ pub trait StreamHandler<M = ()> {
         cx.context().close_unestablished();
     }
 
-    /// A stream has opened, because a connection was established. The local side or the peer had requested the connection. The stream is
-    /// writable.
+    /// A stream has opened, because a connection was established. Either side may have requested
+    /// the connection. The stream is writable.
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
     /// The stream had no unread bytes, and now bytes have arrived or the peer has finished writing. Read until a read fails with
     /// `WouldBlock` or returns `Ok(0)`.
     fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId);
 
-    /// The stream accepts bytes again. An earlier write had accepted fewer bytes than it was given.
+    /// The stream accepts bytes again, after a write has accepted fewer bytes than it was given.
     fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
     /// The peer has finished writing. Bytes that it wrote before may still be unread.

@@ -68,10 +68,12 @@ impl Caller {
         Self { handle }
     }
 
-    /// Makes a call, waits for the answer, and returns the payload of the answer. The deadline of the call is `within` after the first poll
-    /// of the future. While 64 messages and calls of the connection are queued, the call waits before its request is queued. The deadline
-    /// does not end this first wait: if the deadline has passed when the request can be queued, the request is not sent, and the call fails
-    /// with [`CallError::Deadline`]. If the future is dropped, the call is cancelled.
+    /// Makes a call, waits for the answer, and returns the payload of the answer. The deadline of
+    /// the call is `within` after the first poll of the future. While 64 messages and calls of the
+    /// connection are queued, the call waits before its request is queued. The deadline does not
+    /// end the wait for the queue: if the deadline has passed when the request can be queued, the
+    /// request is not sent, and the call fails with [`CallError::Deadline`]. If the future is
+    /// dropped, the call is cancelled.
     ///
     /// Example: [`Caller`].
     ///
@@ -165,8 +167,9 @@ impl Requests {
 
 impl Drop for Requests {
     fn drop(&mut self) {
-        // The reactor's thread may be adding a request to the channel right now. That request is not in the channel yet, but is accepted by
-        // the channel. So the channel is emptied on the reactor's thread, between two requests.
+        // The reactor's thread may be sending a request on the channel now. That request would
+        // arrive after the channel was emptied here. So the channel is emptied on the reactor's
+        // thread, between two requests.
         let receiver = std::mem::replace(&mut self.receiver, mpsc::unbounded_channel().1);
         self.handle.link.post(ThreadCommand::DismissQueued(receiver));
     }

@@ -27,7 +27,8 @@ pub enum ConnectionEnd {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeliverError {
-    /// The message was not sent. Only after [`ConnectionEnd::Reactor`] it may have been: the thread ended while the connection was open.
+    /// The message was not sent, with one exception: [`ConnectionEnd::Reactor`] means that the
+    /// thread ended while the connection was open, and the message may have been sent.
     #[error(transparent)]
     NotSent(#[from] ConnectionEnd),
     /// The connection ended before the send completed ([`Outcome::Failed`]): the peer may or may not have received the

@@ -26,7 +26,7 @@ use crate::{
 type AnswerSender = oneshot::Sender<Result<Bytes, CallError>>;
 
 /// The largest number of ended connections that may wait for a task to accept them on a listener.
-/// While as many wait, new connections are closed. The number of connections that have not ended is
+/// At this number, new connections are closed. The number of connections that have not ended is
 /// limited by [`crate::Config::max_connections`].
 const MAX_ENDED_IN_BACKLOG: usize = 1024;
 
@@ -69,7 +69,8 @@ struct ListenerBacklog {
     /// The channel to the task that approves peers; `None` if the listener accepts all peers that
     /// [`crate::Security`] accepts.
     pending: Option<PendingSender>,
-    /// The connections in `accepted` that have ended. Those that a task has got since are removed when the list is long.
+    /// The connections in `accepted` that have ended. When the list is long, connections that a
+    /// task has accepted meanwhile are removed from it.
     ended: Vec<Arc<SharedState>>, // bound: accept-queue
 }
 
@@ -85,8 +86,9 @@ impl ListenerBacklog {
 }
 
 impl ConnectionEntry {
-    /// Sends the messages in `waiting`, until `waiting` is empty or the connection has no room. If the connection must
-    /// be closed: closes it if `waiting` is empty; otherwise, if messages were sent, gives the others more time.
+    /// Sends the messages in `waiting`, until `waiting` is empty or the connection has no room. If
+    /// `closing` is true, closes the connection when `waiting` is empty. If messages remain, but
+    /// some were sent, the time limit of the close starts again.
     fn send_queued(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         let before = self.waiting.len();
         while let Some(first) = self.waiting.pop_front() {
@@ -268,7 +270,7 @@ impl ThreadHandler {
         }
     }
 
-    /// Forgets the flag of a request, because the program ends the request.
+    /// Removes a request from `unanswered`, because the program ends the request.
     fn forget(&mut self, request: RequestId) {
         if let Some(entry) = self.entry(request.connection()) {
             entry.unanswered.remove(&request);
@@ -308,8 +310,9 @@ impl Handler<ThreadCommand> for ThreadHandler {
             ThreadCommand::Listen(address, options, pending, answer) => {
                 let _ = answer.send(self.listen(cx, address, options, pending));
             }
-            // The first decision counts. It has no effect on a connection that has ended. Without
-            // the listener, no task would get the connection.
+            // `judge` ignores all decisions but the first, and connections that have ended. If the
+            // program has dropped the listener, no task would get the connection, so the peer is
+            // refused.
             ThreadCommand::Judge(conn, decision) => {
                 let listens = cx.connection(conn).listener().is_some_and(|id| self.listeners.contains_key(&id));
                 let decision = if listens { decision } else { decision.and(Err(NOT_APPROVED.into())) };
@@ -381,7 +384,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
 
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, peer: &PeerIdentity) -> Result<(), String> {
         let Some(listener) = cx.connection(conn).listener() else { return Ok(()) };
-        // Without a backlog, no task would get the connection.
+        // The program has dropped the listener, so no task would get the connection.
         let backlog = self.listeners.get(&listener).ok_or(NOT_APPROVED)?;
         let Some(pending) = &backlog.pending else { return Ok(()) };
         let (identity, address, link) = (peer.clone(), cx.connection(conn).peer_address(), Weak::clone(&self.link));
@@ -390,7 +393,8 @@ impl Handler<ThreadCommand> for ThreadHandler {
             Err(mpsc::error::TrySendError::Full(())) => return Err(TOO_MANY_PENDING.into()),
             Err(mpsc::error::TrySendError::Closed(())) => return Err(NOT_APPROVED.into()),
         }
-        // If a task has dropped the queue meanwhile, it may have emptied the queue before.
+        // If a task has dropped the queue meanwhile, it may have emptied the queue before this peer
+        // was added. No task would decide about the peer then.
         if pending.is_closed() {
             return Err(NOT_APPROVED.into());
         }

@@ -153,8 +153,8 @@ impl Drop for ListenerHandle {
 }
 
 /// The part of a `ThreadedPendingPeer` that decides: when this part is dropped without a decision,
-/// the peer is refused. Nobody else decides about the peer. It does not keep the reactor's thread
-/// alive; when the thread ends, the connections that are not established end, too.
+/// the peer is refused. Nobody else decides about the peer. This part does not keep the reactor's
+/// thread alive. When the thread ends, connections that are not established end, too.
 pub(super) struct PendingHandle {
     pub(super) link: Weak<ThreadLink>,
     pub(super) id: ConnectionId,

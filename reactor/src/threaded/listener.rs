@@ -40,8 +40,9 @@ impl ThreadedListener {
     /// Waits for the next established connection, and returns it. While the reactor is being drained, and after its thread has ended, first
     /// returns the remaining established connections, and then `None`. Dropping the future loses no connection.
     ///
-    /// A connection that has ended before a task accepts it is returned, too, so that the task gets its messages. While 1,024 such
-    /// connections wait on a listener, the reactor closes new connections of that listener.
+    /// A connection that has ended before a task accepts it is returned, too, so that the task gets
+    /// its messages. While 1,024 ended connections wait on a listener, the reactor closes new
+    /// connections of that listener.
     ///
     /// Example: the [module](super).
     pub async fn accept(&mut self) -> Option<ThreadedConnection> {

@@ -56,8 +56,8 @@
 //! Queued messages are sent first, unless the peer accepts none of them for
 //! [`Timeouts::close`](crate::Timeouts::close): then the connection is aborted. The reactor's
 //! thread ends when the last [`ThreadedReactor`], connection, listener and [`ThreadedRequest`] is
-//! dropped, or after [`ThreadedReactor::drain`]. In the first case the connections have 10 s to
-//! send what is queued; [`ThreadedReactor::drain`] has a deadline of the program.
+//! dropped, or after [`ThreadedReactor::drain`]. After the last drop, the connections have 10 s to
+//! send their queued messages. With [`ThreadedReactor::drain`], the program sets this time.
 //! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future
 //! that waits for a result of the thread ends with an error.
 //!

@@ -26,10 +26,11 @@ impl ThreadedPendingPeers {
         Self { peers }
     }
 
-    /// Waits for the next peer, and returns it. Returns `None` once the listener is dropped or the
-    /// reactor is drained, and no peer is left in the queue; these peers are refused, whatever the
-    /// task decides. The connection of the peer may have ended meanwhile: then the decision has no
-    /// effect. Dropping the future loses no peer.
+    /// Waits for the next peer, and returns it. After the listener was dropped, or while the
+    /// reactor is being drained, `next` first returns the peers that are still in the queue, and
+    /// then `None`. These peers are refused, whatever the task decides. The connection of a
+    /// returned peer may already have ended: then the decision has no effect. Dropping the future
+    /// loses no peer.
     ///
     /// Example: [`super::ThreadedReactor::listen_with_approval`].
     pub async fn next(&mut self) -> Option<ThreadedPendingPeer> {

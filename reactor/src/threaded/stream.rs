@@ -32,11 +32,12 @@ type PermitWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, Acqui
 /// - Each write is one message of at most 64 KiB, which is sent without a flush. A write waits
 ///   while 64 messages are queued. Programs with small writes use tokio's `BufWriter`.
 /// - `poll_shutdown` finishes writing: the peer reads all written bytes, then the end of the
-///   stream. It succeeds, too, if the program has read the end of the peer's stream, and the peer
-///   has then closed the connection: no one reads the end, or what was written last.
-/// - If the stream is dropped without it, the peer reads the bytes that were written, and then its
-///   reads fail. With the stream, its connection is closed.
-/// - Unread bytes occupy receive buffers, so a peer that is not read must stop.
+///   stream. It also succeeds if the program has read the end of the peer's stream, and the peer
+///   has closed the connection after that: the peer does not read the end, nor the bytes that were
+///   written last.
+/// - If the stream is dropped without `poll_shutdown`, the peer reads the bytes that were written,
+///   and then its reads fail. Dropping the stream closes its connection.
+/// - Unread bytes occupy receive buffers, so a peer must stop writing while its bytes are not read.
 ///
 /// ```
 /// use rdma_reactor::Config;

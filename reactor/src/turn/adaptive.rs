@@ -24,7 +24,8 @@ use std::time::{Duration, Instant};
 const PROBE: u32 = 128;
 /// The number of idle times from one probe to the next if gaps are long.
 const FAR_PROBE: u32 = 8 * PROBE;
-/// The upper limit on a measured gap, as a multiple of the polling limit.
+/// The upper limit on a measured gap (the time from empty queues to the next completion), as a
+/// multiple of the polling limit.
 const LONG: f64 = 4.0;
 /// The lower limit on a measured gap in which the reactor slept, as a multiple of the time that the reactor polled before this sleep.
 const MISSED: f64 = 1.5;
@@ -121,8 +122,8 @@ impl Adaptive {
         budget
     }
 
-    /// Subtracts the time of polling, without the cost of a wake-up that it has saved, from the credit. `hit` is true if the polling found
-    /// a completion.
+    /// Subtracts the time of polling from the credit, less the cost of the wake-up that the polling
+    /// has saved. `hit` is true if the polling found a completion.
     pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
         // Polling that found a completion has saved a wake-up. Polling that found none has saved nothing, because the reactor sleeps next.
         let saved = if hit { self.cost } else { 0.0 };

@@ -52,8 +52,8 @@ macro_rules! callback {
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Assigns a peer's connect request to a reactor. If this reactor is in a group, checks the
-    /// peer, and calls `on_place`, in which the program chooses the reactor. If this reactor is
-    /// chosen, or no other reactor can have the request, answers the request.
+    /// peer, and calls `on_place`, in which the program chooses the reactor. Answers the request if
+    /// this reactor is chosen, or if the request cannot be handed over.
     pub(super) fn place(&mut self, request: IncomingRequest) {
         let request = if self.driver.acceptor.asks_for_place() {
             let Some(request) = self.driver.acceptor.screen(&mut self.driver.world, request, judge_peer) else {

@@ -96,9 +96,10 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         found
     }
 
-    /// Handles the completions of the queues that stage 7 must still poll, up to `budget` completions. After that, calls `on_writable`, or
-    /// the same callback of datagrams, for connections and endpoints on which a refused send would be accepted now. Returns true if there
-    /// were completions.
+    /// Handles the completions of the queues that stage 7 must still poll, up to `budget`
+    /// completions. After that, calls `on_writable` or `on_datagram_writable` for connections and
+    /// endpoints on which a refused send would be accepted now. Returns true if there were
+    /// completions.
     ///
     /// If `early` is true, a batch was polled before this stage. This batch is handled even if it exceeds `budget`, because its completions
     /// were already removed from the queue.

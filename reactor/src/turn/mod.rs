@@ -42,8 +42,9 @@ use crate::stats::Stats;
 pub struct Turn {
     /// True if a callback ran, or a connection made progress.
     pub progressed: bool,
-    /// True if a stage has ended at its limit with work left. The program should run another turn soon. After [`Reactor::turn`] and
-    /// [`Reactor::arm`], the reactor's descriptor is readable until then.
+    /// True if work is left, for example because a stage has reached its limit. The program should
+    /// run another turn soon. After [`Reactor::turn`] and [`Reactor::arm`], the reactor's
+    /// descriptor is readable until that turn.
     pub more: bool,
 }
 
@@ -318,8 +319,8 @@ impl<M> Reactor<M> {
         let now = delivery.driver.now;
         if delivery.resume() {
             self.idle_wait.found(now);
-            // The completions may have freed what sends of other threads wait for. Stage 9, which
-            // executes these sends, does not run here, so another turn must follow.
+            // The completions may have freed capacity that sends of other threads wait for. Stage
+            // 9, which executes these sends, does not run here, so another turn must follow.
             let waits = delivery.driver.stages.contains(Stages::WAITING_SENDS);
             if waits && !crate::planted("a-resumed-turn-forgets-waiting-sends") {
                 delivery.driver.note(Stages::OTHERS);

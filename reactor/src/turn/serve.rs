@@ -26,7 +26,7 @@ impl<M> CommandReceiver<M> {
         Self { commands, waiting: BTreeMap::new(), left: 0 }
     }
 
-    /// Begins the handling of commands in a turn. Tries again to send what has waited for capacity.
+    /// Begins the handling of commands in a turn. Retries the sends that wait for capacity.
     pub(super) fn begin(&mut self, driver: &mut Driver) {
         self.left = COMMANDS_PER_TURN;
         if !self.waiting.is_empty() {

@@ -11,9 +11,10 @@ use crate::seam::poller::Edge;
 /// The largest number of connection-manager events that are handled in one turn. Device events have a separate limit of the same size.
 const EVENTS_PER_TURN: usize = 256;
 
-/// The largest number of these events that are connect requests, and the largest number of connect requests from other reactors that are
-/// handled in one turn. A request costs as much as many messages. With this limit, established connections, and handshakes that have
-/// begun, do not wait long beside peers that connect all the time.
+/// The largest number of connect requests of peers, and the largest number of connect requests from
+/// other reactors, that are handled in one turn. A request costs as much as many messages. So peers
+/// that connect all the time do not delay established connections, and handshakes that have begun,
+/// for long.
 const REQUESTS_PER_TURN: usize = 8;
 
 /// The largest number of expired timers that are handled in one turn.
@@ -105,8 +106,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Runs stage 8: the timers that have expired. A timer that a callback of this stage sets waits for the next turn, even if its delay is
-    /// zero. So a program that does its work in slices, one for each timer, leaves the turns between them to the connections.
+    /// Runs stage 8: the timers that have expired. A timer that a callback of this stage sets waits
+    /// for the next turn, even if its delay is zero. So a program that divides its work into
+    /// slices, and starts each slice by a timer, does not delay connections.
     fn timers(&mut self) {
         self.driver.stages.take(Stages::TIMERS);
         let (expired, mut left) = (self.driver.timers.expired(self.driver.now), TIMERS_PER_TURN);
@@ -139,8 +141,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Runs the second part of stage 9: handles calls of other threads, which release buffers and regions, or request a stop. Calls
-    /// `on_writable` for refused sends that waited for the released memory.
+    /// Runs the second part of stage 9: handles calls of other threads, which release buffers and
+    /// regions, or request a stop. Refused sends that wait for the released memory are checked in
+    /// the next turn.
     fn calls(&mut self) {
         if self.driver.os.wake.take() {
             self.progressed = true;

@@ -29,7 +29,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// The number of client processes.
 const CLIENTS: usize = 20;
-/// The shortest duration of a long stop of a client. It is longer than the keepalive timeout, so the connections of a stopped client end.
+/// The shortest time of the fault that stops a client for long. It exceeds the keepalive timeout,
+/// so the connections of the stopped client end.
 const LONG: Duration = Duration::from_secs(20);
 /// The length of a message, in bytes. The first eight bytes of a message are its number.
 const SIZE: usize = 64;
@@ -147,7 +148,7 @@ fn number(message: &[u8]) -> Option<u64> {
     (message.len() == SIZE && message[8..].iter().all(|&byte| byte == number as u8)).then_some(number)
 }
 
-/// Returns the message that carries this number.
+/// Returns the message that carries `number`.
 fn message(number: u64) -> [u8; SIZE] {
     let mut message = [number as u8; SIZE];
     message[..8].copy_from_slice(&number.to_le_bytes());
@@ -441,8 +442,8 @@ fn echo(connections: u64, seconds: u64, every: Duration) -> Result<()> {
         println!("client {victim} {what}: {report:?}");
         right("the server", &report)?;
         if renewed.is_none() && report.begun >= 2 * all {
-            // When every connection has been replaced once, pools and allocators have reached their final size. Later reports are compared
-            // with the report of this time.
+            // When every connection has been replaced once, pools and allocators have reached their
+            // final size. Later reports are compared with this one.
             renewed = Some(server.until("all connections are restored", |report| report.live == all)?);
         }
     }

@@ -101,8 +101,9 @@ const RUNS: [u64; 2] = [2_000, 12_000];
 const TRIES: usize = 3;
 /// The largest accepted growth of a state's total, in percent.
 const GROWTH: f64 = 3.0;
-/// A number of instructions in each round. A function is written to the file only if its cost is at least this number. A function is
-/// printed as a cause of growth only if its cost has grown by more than this number.
+/// The threshold for a single function, in instructions per round. The file lists a function only
+/// if its cost reaches the threshold. A function is printed as a cause of growth only if its cost
+/// has grown by more than the threshold.
 const TOLD: f64 = 2.0;
 
 /// The number of instructions in each round, by the name of a function or layer.
@@ -307,8 +308,7 @@ fn write(file: &str) -> Result<(), String> {
     std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))
 }
 
-/// Parses the text of such a file. Returns the total of each state, and the counts of its
-/// functions.
+/// Parses a file of counts. Returns the total of each state, and the counts of its functions.
 fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
     let mut states: BTreeMap<String, (f64, Costs)> = BTreeMap::new();
     let mut current = None;

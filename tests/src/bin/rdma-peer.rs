@@ -1,4 +1,4 @@
-//! The other process in tests of faults. The tests kill or stop this process, or its device is removed.
+//! The peer process of tests that kill or stop a process, or remove its device.
 //!
 //! - `rdma-peer serve ADDR...` listens and echoes;
 //! - `rdma-peer connect ADDR COUNT MESSAGES` opens COUNT connections and keeps MESSAGES messages in flight on each;
@@ -64,8 +64,9 @@ fn main() -> Result<(), Error> {
     env_logger::init();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
-    // A test may take no turns for some time, for example while it sets a link down on a busy machine. It decides itself when this peer or
-    // its path is lost.
+    // A test may run no turns of its reactor for some time, for example while it sets a link down
+    // on a busy machine. So the test alone decides when this peer or its path is lost, and no
+    // timeout does.
     let mut config = limited_to(PATIENCE, config()).timeouts(|t| t.keepalive = PATIENCE);
     if words.first() == Some(&"keepalive") {
         let seconds = words.drain(..2).nth(1).and_then(|word| word.parse().ok()).expect("a number of seconds");

@@ -100,8 +100,9 @@ fn main() {
     let has =
         provider.device(device).is_some_and(|info| info.capabilities.features.contains(Features::SOLICITED_EVENTS));
     let messages = messages / every * every;
-    // The run with solicited completions is the first one. After the other run, the queue would still be armed for all completions, and
-    // could not be armed for solicited ones until a completion arrives.
+    // The run with solicited completions is the first one. After a run with all completions, the
+    // queue would still be armed for all of them, and could not be armed for solicited ones until a
+    // completion arrives.
     if has {
         let solicited = wakeups(&mut pair, messages, every, Notify::Solicited);
         println!("{messages} messages, armed for solicited ones, 1 of {every}: {solicited} wake-ups");

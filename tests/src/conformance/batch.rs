@@ -14,7 +14,7 @@ fn doorbells(p: &Pair) -> u64 {
 
 /// A cork must delay sends for several turns. A flush must post them immediately, as one chain.
 pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
-    // A ping, or the answer to one, would be posted in spite of the cork.
+    // The pings are far apart, because a ping, or its answer, would be posted in spite of the cork.
     let config = setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();

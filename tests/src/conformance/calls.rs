@@ -248,8 +248,9 @@ pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     }
     both.call(&[0; 1001], PATIENCE, 6);
     both.until("three are refused", |b| b.client.1.ends.len() == 3);
-    // On a second connection, the client exceeds the share of its host: with a third request, the connection would hold 3, its host 7, and
-    // all hosts 7.
+    // On a second connection, the client exceeds the share of its host. The third request there
+    // would be the host's seventh, although the connection itself has only two, and the server
+    // accepts 12.
     for tag in 7..10 {
         let (reactor, party) = &mut both.client;
         party.calls.call(&mut reactor.context(), second, b"others", PATIENCE, tag).expect("an open connection");

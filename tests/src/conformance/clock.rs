@@ -1,6 +1,6 @@
-//! The clock of a test of the suite. It is the system's clock, or virtual time: then the reactors
-//! of the test are the nodes of a simulated network, and time passes only while one of them waits
-//! or reads the clock.
+//! The clock of a test of the suite: the system's clock, or virtual time. With virtual time, the
+//! reactors of the test are the nodes of a simulated network, and time passes only while a reactor
+//! waits or the clock is read.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -15,8 +15,7 @@ use crate::sim::quiet;
 /// The largest number of reactors in a test.
 const NODES: usize = 32;
 
-/// A simulated network, the number of its nodes that are in use, and the last port on which nobody
-/// listens.
+/// A simulated network, the number of its nodes in use, and the last port that [`deserted`] chose.
 struct World {
     fabric: Shared,
     used: usize,
@@ -27,8 +26,9 @@ thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
-/// Has this thread's tests run on virtual time from now on, on a new network. With the environment
-/// variable `SCHEDULE=N`, it has other latencies and another length of TCP segments for each N.
+/// Makes this thread's tests run on virtual time, on a new network. If `one_host` is true, all
+/// nodes are on one host. With the environment variable `SCHEDULE=N`, the latencies and the length
+/// of TCP segments depend on N.
 ///
 /// # Panics
 /// Panics if `SCHEDULE` is not a number.
@@ -60,8 +60,7 @@ pub fn reactor(config: Config) -> Result<Reactor, Error> {
     })
 }
 
-/// Returns the time of a test's clock. A reading of virtual time takes a moment, as one of the
-/// system's clock does.
+/// Returns the time of a test's clock. Each reading advances virtual time by 100 ns.
 #[must_use]
 #[allow(clippy::disallowed_methods, reason = "a test's own clock")]
 pub fn now() -> Instant {
@@ -76,8 +75,8 @@ pub fn now() -> Instant {
     })
 }
 
-/// Returns the address of a port of a simulated host on which nobody listens: that of `address`, or
-/// another one each time if that is 0. Without a simulated network returns `None`.
+/// Returns an address of a simulated host on which nobody listens. The port is that of `address`.
+/// If that port is 0, each call returns a new one. Returns `None` without a simulated network.
 #[must_use]
 pub fn deserted(mut address: SocketAddr) -> Option<SocketAddr> {
     WORLD.with_borrow_mut(|world| {
@@ -90,7 +89,7 @@ pub fn deserted(mut address: SocketAddr) -> Option<SocketAddr> {
     })
 }
 
-/// Lets time pass in which this thread does nothing.
+/// Blocks this thread for `time`. On virtual time, advances the clock by `time`.
 #[allow(clippy::disallowed_methods, reason = "a test's own clock")]
 pub fn pause(time: Duration) {
     WORLD.with_borrow(|world| match world {
@@ -106,7 +105,7 @@ pub fn pause(time: Duration) {
 /// Checks that no reactor has waited although one of its descriptors was readable.
 ///
 /// # Panics
-/// Panics if one has.
+/// Panics if a reactor has.
 pub fn assert_awake() {
     WORLD.with_borrow(|world| {
         let missed = world.as_ref().map(|world| lock(&world.fabric).violations.clone()).unwrap_or_default();

@@ -19,7 +19,8 @@ use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 /// A duration that is longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A multicast group that no other process of the host uses: each member of a group receives what the same test sends in other processes.
+/// Returns a multicast group that no other process of the host uses, so that concurrent runs of a
+/// test do not receive each other's datagrams.
 fn group(last: u8) -> IpAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
     [239, high, low, last].into()
@@ -28,13 +29,13 @@ fn group(last: u8) -> IpAddr {
 /// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns
 /// `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
-    // A connection that closes on an iWARP device may take as long as this.
+    // On an iWARP device, closing a connection may take this whole time.
     let close = if setup.datagrams { PATIENCE } else { Duration::from_secs(2) };
     datagrams_with(setup, close, s, c)
 }
 
-/// Does the same as [`datagrams`], with this `Timeouts::close`. It limits the time for which a closing endpoint waits for the completion of
-/// its last sends.
+/// Does the same as [`datagrams`], with `close` as `Timeouts::close`: the time for which a closing
+/// endpoint waits for the completion of its last sends.
 fn datagrams_with(setup: &Setup, close: Duration, s: Probe, c: Probe) -> Option<Pair> {
     let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = close), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
@@ -497,8 +498,9 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     finish(pair);
 }
 
-/// With `Config::allowed_peers`, the lookup of a host on another network must get no queue pair, and its datagrams must not be delivered.
-/// The endpoint itself may still look up others.
+/// With `Config::allowed_peers`, a host outside of the allowed networks must not learn a queue pair
+/// by a lookup, and its datagrams must not be delivered. The endpoint itself may still look up such
+/// hosts.
 pub fn other_networks_are_not_heard(setup: &Setup) {
     const DEPTH: u32 = 4;
     let Some(pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };

@@ -222,8 +222,8 @@ pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     finish(p);
 }
 
-/// Either side ends in the middle of a message. Each send must complete once, and no state may remain. Messages that were accepted
-/// before a close must arrive.
+/// Either side ends the connection in the middle of a message. Each send must complete once, and no
+/// state may remain. Messages that were accepted before a close must arrive.
 pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
     for way in ["close", "abort", "the reader closes", "the reader is dropped"] {
         let (mut p, conn) = pair(setup, config(setup));

@@ -114,7 +114,8 @@ pub fn connections_past_the_pool_are_refused(setup: &Setup) {
                 let side = if limited == SERVER { &p.server } else { &p.client };
                 let buffers = side.stats().memory.pool_buffers;
                 assert!(buffers * (4 << 10) <= MEMORY, "{buffers} buffers");
-                // If the server's side were not up yet, the server might evict it later, for a connection for which it has no memory.
+                // Waits for the server's side too. The server may evict a connection that is not
+                // established yet, to make room for one that its memory does not suffice for.
                 p.c.live() + errors(p) == opened && p.s.live() == p.c.live()
             });
         }
@@ -159,8 +160,8 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
         Event::ConnectError(_, ConnectError::Rejected { reason, .. }) => *reason == RejectReason::Busy,
         _ => false,
     });
-    // On a slow machine, the server may evict an accepted connection that is not up yet for a later one. The client learns this as another
-    // error, or as the end of the connection.
+    // On a slow machine, the server may evict an accepted connection that is not up yet, in favour
+    // of a later one. The client then gets an error other than `Busy`, or a disconnect.
     let evicted = p.server.stats().connections.evicted;
     assert!((ended(&p) - busy) as u64 <= evicted, "{evicted} were evicted: {:?}", p.c);
     // The test closes only the connections that were established.
@@ -584,7 +585,8 @@ pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
         let offers = p.connect();
         p.connect();
         let (raw, _) = rude(&mut p);
-        // The end of the first send may be reported after the server has received the message. It must not count below.
+        // The completion of the first send may be reported after its message has arrived. It must
+        // not be counted below.
         p.until("the hello has ended", |p| p.c.sent == 1);
         // From here on, the server takes no turns.
         let mut accepted = 2;

@@ -122,8 +122,9 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     }
 }
 
-/// Sends one message from the server to the client. After this message, the client sends no early ping, so only data messages change the
-/// client's window until the first keepalive ping.
+/// Sends one message from the server to the client. A client that has received nothing sends early
+/// pings, before the first keepalive interval. After this message it sends none, so only data
+/// messages change its window until the first keepalive ping.
 pub(super) fn welcome(p: &mut Pair) {
     let there = p.s.connection().expect("connected");
     p.server.context().send(there, b"welcome").expect("room");
@@ -159,7 +160,8 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     let mut p = Pair::new(setup, config, s, Probe::default());
     let conn = p.connect();
     let held = fill_window(&mut p, conn);
-    // The hello has used one of the other credits. On a slow machine, so has an early ping whose answer has not arrived yet.
+    // The hello has used one of the credits for control. On a slow machine, so has an early ping
+    // whose answer has not arrived yet.
     assert!((DEPTH as u64 - 5..=DEPTH as u64 - 2).contains(&held), "{held} kept: all but the credits for control");
     assert_eq!(p.client.context().send(conn, b"no room"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     let before = p.c.count(|e| matches!(e, Event::Writable(_)));
@@ -270,7 +272,8 @@ pub fn timers_fire_in_order(setup: &Setup) {
         if now() - start < ms(20) {
             break start;
         }
-        // After a pause between the two calls, the deadlines may have the other order.
+        // If the thread paused between the two calls of `set`, the deadlines may have the opposite
+        // order.
         assert!(set.into_iter().all(|timer| cx.timers().cancel(timer)));
     };
     let cancelled = {

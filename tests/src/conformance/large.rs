@@ -45,7 +45,8 @@ pub fn any_length_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// If the program closes the connection in the callback for a message, the peer's send of that message has succeeded.
+/// If the program closes the connection in `on_recv`, the peer's send of the received message must
+/// still be reported as sent.
 pub fn a_message_before_a_close_was_sent(setup: &Setup) {
     let s = Probe::new(|cx, event| {
         if let Event::Recv(conn, _) = event {

@@ -111,7 +111,8 @@ macro_rules! conformance {
                 events_are_held_back_or_a_clear_no;
         );
     };
-    // The same for the tests that need the system: threads, descriptors, ports, names of hosts.
+    // The tests that need the system (threads, descriptors, ports, host names): on any connection,
+    // and on plain ones only.
     (@any_system $setup:expr) => {
         $crate::conformance!(@tests $setup;
             connect: a_host_is_found_by_its_name, address_in_use_is_named;

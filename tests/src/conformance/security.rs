@@ -183,8 +183,8 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
     assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
-    // A side that accepts although its greeting has no security, as one whose greeting an attacker
-    // has changed.
+    // The server accepts, but its greeting offers no security, as if an attacker had changed the
+    // greeting. The client must refuse.
     let raw = ListenOptions::new().framing(Framing::Raw).security(Security::Plain);
     let listener = p.server.context().listen_with(setup.address, raw).expect("listening");
     let address = p.server.context().listeners().local_address(listener).expect("an address");
@@ -257,7 +257,8 @@ pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
         let config = setup.config().receive_depth(window).send_depth(1).buffer_size(size).shared_receives(None);
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         let conn = p.connect();
-        // On a device, the last message of the handshake may still occupy the only place of the send queue.
+        // On a device, the last message of the handshake may still occupy the only slot of the send
+        // queue.
         once_there_is_room(&mut p, |cx| cx.send(conn, b"x")).expect("it is open");
         p.until("the message", |p| p.s.received == 1);
         p.finish();

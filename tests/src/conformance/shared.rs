@@ -120,8 +120,8 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
         }
         let before = opened(p, conn);
         p.until("all of them are kept", |p| p.s.received == arrived);
-        // The answer to a keepalive may bring a credit. It is used before the next keepalive takes
-        // it.
+        // The answer to a keepalive ping may bring a credit. The credit is used here, before the
+        // next ping uses it.
         let end = now() + Duration::from_millis(300);
         while opened(p, conn) == before && now() < end {
             p.turn();

@@ -548,17 +548,18 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let (server, rest) = Script::keeper();
     let mut d = Duo::new(setup, config, server, Script::quiet());
     d.c = d.c.linger(Duration::from_millis(100));
-    // A client that hears nothing of the server at first sends a ping. Its answer must not arrive after the close, because it might bring a
-    // credit for the end of the stream. When the client has the first byte, it does not send that ping any more. When the server has the
-    // client's byte, it has answered a ping that was sent before, and this answer precedes the second byte.
+    // A client that has received nothing yet sends a ping. If its pong arrived after the close, it
+    // could bring a credit for the end of the stream. So both sides exchange a byte first. When the
+    // client has received a byte, it sends no more such pings. When the server has received one, it
+    // has answered earlier pings, and the answer precedes the second byte.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
     d.until("the server's byte", |d| d.client.stats().messages.bytes_received == 1);
     let (mut cx, id) = d.here();
     cx.stream(id).write_all(&[1]).expect("room");
     d.until("the client's byte", |d| d.server.stats().messages.bytes_received == 1);
-    // This byte brings the client the last credit that the server can grant while the server's program reads nothing. So no pong can later
-    // bring the client a credit for the end of its stream.
+    // This byte brings the client the last credit that the server can grant while its program reads
+    // nothing. So no later pong can bring a credit for the end of the client's stream.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
     // `start` is read before the turn in which the stream is closed, because the linger timer counts from the start of that turn.

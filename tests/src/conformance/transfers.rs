@@ -133,7 +133,8 @@ pub fn lists_have_one_end(setup: &Setup) {
         assert!(copy(&b.local) == bytes);
         b.p.until("the news of it", |p| p.s.count(|e| matches!(e, Event::Immediate(_, 7, 48_000))) == 1);
 
-        // Every second piece is empty, so batches end with an empty piece. It must not complete before the Reads in front of it.
+        // Every second piece is empty, so batches end with an empty piece. An empty piece must not
+        // complete before the Reads that precede it.
         b.local.copy_from(0, &[0; BLOCK * BLOCKS]).expect("the lease is over");
         let nothing = Piece::new(0, b.remote.remote().part(0, 0).expect("inside"));
         let sparse = pieces(&b.remote).into_iter().flat_map(|piece| [piece, nothing]).collect();
@@ -261,7 +262,8 @@ fn shuffled_back(bytes: &[u8]) -> Vec<u8> {
 
 /// A close must wait until the lists have completed.
 pub fn a_close_waits_for_lists(setup: &Setup) {
-    // The close waits for the list, at most for this timeout. So even a busy machine must not reach it.
+    // The close waits for the list, but no longer than this timeout. So the timeout is one that
+    // even a busy machine does not reach.
     let mut b = bench_with(setup, setup.config().send_depth(16).timeouts(|t| t.close = PATIENCE));
     let bytes = pattern(5, BLOCK * BLOCKS);
     b.local.copy_from(0, &bytes).expect("nothing is lent");

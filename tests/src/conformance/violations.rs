@@ -201,7 +201,8 @@ pub fn wrong_greetings_are_refused(setup: &Setup) {
         bytes[at] = byte;
         bytes
     };
-    // The feature bits of a pre-shared key. The reason has the mode of the accepting side.
+    // A greeting with the feature bit of a pre-shared key. The reject reason names the mode of the
+    // accepting side.
     let sealed = with(7, (SecurityMode::Psk as u8) << 4);
     let cases = [
         (b"hello".to_vec(), RejectReason::NotOurs),

@@ -93,14 +93,14 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The number of TCP connections that were opened. In a flood, the number of messages that were
-    /// sent. For memory that is lent, the number of lendings.
+    /// sent. In an attack with lent memory, the number of lendings.
     pub opened: u64,
     /// The number of connections that have reached the stage at which the attacker stops.
     pub reached: u64,
     /// The number of MPA requests that the server has refused.
     pub refused: u64,
-    /// The most pages of the memory files of the attacker that the server was charged for at a
-    /// time, in KiB.
+    /// The largest amount of the attacker's memory that was charged to the server at one time, in
+    /// KiB.
     pub charged_kib: u64,
 }
 

@@ -9,7 +9,7 @@ use rdma_reactor::{ConnectError, ConnectionId, Context, DisconnectReason, Handle
 use super::newcomers::{Outcome, Settings};
 use super::{Result, config};
 
-/// The length of a message, in bytes: one that its receiver fetches.
+/// The length of a message, in bytes. The receiver fetches a message of this length.
 const LEN: usize = 300_000;
 /// The largest number of messages in flight.
 const IN_FLIGHT: usize = 16;

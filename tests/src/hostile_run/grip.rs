@@ -103,9 +103,9 @@ pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Maps the memory of a file, if the file permits writing. Adds no seal that prevents it from
-/// punching holes. Returns the mapping and its length, or `None` if the file cannot be mapped for
-/// writing.
+/// Maps the memory of a file, if the file permits writing. Adds no seal to the file, so that this
+/// process can still punch holes. Returns the mapping and its length, or `None` if the file cannot
+/// be mapped for writing.
 pub(super) fn writable(file: &OwnedFd) -> Option<(MappedSegment, usize)> {
     let len = usize::try_from(fstat(file).ok()?.st_size).ok()?;
     Some((MappedSegment::new(Memory::map_file(file.as_fd(), 0, len).ok()?), len))
@@ -147,7 +147,7 @@ impl Onlooker for Grips {
         if !matches!(locked(&self.plan).means, Means::Octets | Means::Holes | Means::All) {
             return None;
         }
-        // This attacker sends the file of other memory instead, which lacks a seal.
+        // Sends the file of other memory instead of `file`. The other file lacks a seal.
         let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
         let memory = Memory::new_shared(len, Sharing::Write).ok()?;
         let other = memory.file()?.try_clone_to_owned().ok()?;
@@ -347,7 +347,8 @@ impl Grips {
 
     /// Runs a few steps of the attack on each connection.
     pub fn act(&self, rng: &mut Rng) {
-        // No connection is added while `grips` is locked. So this plan is not carried out on a connection that began with a later plan.
+        // No connection is added while `grips` is locked. So no step of an old plan is carried out
+        // on a connection that began with a later plan.
         let grips = locked(&self.grips);
         let (means, keys) = {
             let plan = self.plan();

@@ -1,11 +1,12 @@
-//! An attacker in shared memory that lends memory to its server without end. The memory has 1 TiB
-//! without pages, or more than one connection may lend, or the attacker removes its pages after the
-//! server has mapped it, and then has the server access them. It also sends messages that the
-//! server fetches, and removes the pages of their copies all the time.
+//! An attacker in shared memory that lends memory files to its server without end. Some files have
+//! a length of 1 TiB, without pages. Some are longer in total than one connection may lend. The
+//! attacker removes the pages of others after the server has mapped them, and then makes the server
+//! access these pages. It also sends messages that the server fetches, and keeps removing the pages
+//! of the copies.
 //!
-//! The kernel charges a page to the process that accesses it first, until nobody has its file. So
-//! the attacker keeps each file whose pages it has removed: a page that the file has again is one
-//! that the server pays for.
+//! The kernel charges a page of a memory file to the process that accesses the page first, until
+//! nobody has the file open or mapped. So the attacker keeps each file whose pages it has removed.
+//! The pages that such a file has later are charged to the server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,26 +30,26 @@ use super::{Result, config};
 use crate::gate::net::Onlooker;
 use crate::sim::rng::Rng;
 
-/// The name of the attacker's memory files, as the server's `/proc/self/maps` has it.
+/// The name of the attacker's memory files, as it appears in the server's `/proc/self/maps`.
 pub const FILE: &str = "rdma-hostile";
-/// The lower half of the word of each lending: the key of a region.
+/// The key of the lent regions. It is the lower half of the word in the slot of a lending.
 const KEY: u64 = 77;
 const PAGE: u64 = 4096;
-/// The length of a file whose pages the attacker removes: one record for each page fits into the
-/// ring.
+/// The length of a file whose pages the attacker removes, in bytes. The ring has space for one
+/// record for each page of the file.
 const REMOVED: u64 = 512 * PAGE;
-/// The number of such files that are lent on one connection. The server accesses each page for one
-/// byte of one message.
+/// The number of files of length [`REMOVED`] that the attacker lends on a connection in one round.
 const FILES: usize = 15;
-/// Of this number of connections, one lends such files, and one removes the pages of its segment.
+/// In each group of this many connections, one lends files of length [`REMOVED`], and one removes
+/// the pages of its segment. The others only lend.
 const EACH: u64 = 8;
-/// The largest number of files that the attacker keeps.
+/// The number of kept files at which the attacker removes no more pages of lent files and segments.
 const KEPT: usize = 512;
-/// The length of the messages of which the server fetches a copy.
+/// The length of a message that the server fetches as a copy, in bytes.
 const MESSAGE: usize = 2 << 20;
-/// The time for which the attacker removes the pages of such a copy.
+/// The time for which the attacker keeps removing the pages of the copy of one message.
 const FETCHED: Duration = Duration::from_millis(50);
-/// The length of a file of which one connection may lend 16.
+/// The length of a large file, in bytes. One connection may lend 16 files of this length.
 const LARGE: u64 = 16 << 20;
 
 /// The settings of the attacker's process.
@@ -58,15 +59,16 @@ pub struct Settings {
     pub server: SocketAddr,
     /// The number of connections.
     pub connections: usize,
-    /// The number of lendings after which the attacker makes no more of them. With 0 it is an
-    /// honest peer.
+    /// The number of lendings after which the attacker lends nothing more. If it is 0, the process
+    /// is an honest peer.
     pub lendings: u64,
 }
 
-/// Makes a memory file whose size is sealed, with or without pages.
+/// Creates a memory file of `len` bytes whose size is sealed, and adds `seals`. If `has_pages` is
+/// true, allocates all pages.
 ///
 /// # Panics
-/// The system has no file or no pages.
+/// Panics if the system refuses the file, its pages or its seals.
 #[must_use]
 pub fn hostile_file(len: u64, has_pages: bool, seals: SealFlags) -> OwnedFd {
     let file = memfd_create(FILE, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a file");
@@ -78,8 +80,8 @@ pub fn hostile_file(len: u64, has_pages: bool, seals: SealFlags) -> OwnedFd {
     file
 }
 
-/// Announces a memory file with the word of its slot, and waits until the socket has room. Returns
-/// false if the socket has ended.
+/// Announces a memory file to the peer, with the number and the word of its slot. Waits while the
+/// socket is full. Returns false if the socket has failed.
 #[must_use]
 pub fn announce(doorbell: &OwnedFd, (slot, word): (u8, u64), rights: Access, (file, len): (&OwnedFd, u64)) -> bool {
     let mut packet = [0; 40];
@@ -98,10 +100,10 @@ pub fn announce(doorbell: &OwnedFd, (slot, word): (u8, u64), rights: Access, (fi
     }
 }
 
-/// A connection in shared memory: its segment with the file, and its Unix socket.
+/// A connection in shared memory: its segment, the file of the segment, and its Unix socket.
 #[derive(Debug)]
 struct Link {
-    /// The number of connections that were made before.
+    /// The number of connections that were made before this one.
     nth: u64,
     segment: MappedSegment,
     file: OwnedFd,
@@ -109,15 +111,16 @@ struct Link {
 }
 
 impl Link {
-    /// Lends a file in a slot.
+    /// Lends a file: writes the word of the slot to the table, and announces the file. Returns
+    /// false if the socket has failed.
     fn lend(&self, slot: usize, generation: u64, rights: Access, file: (&OwnedFd, u64)) -> bool {
         let word = generation << 32 | KEY;
         self.segment.store(SegmentSide::Active.outgoing() + TABLE + 8 * slot, word);
         announce(&self.doorbell, (slot as u8, word), rights, file)
     }
 
-    /// Waits until the word at `at` has a value that is `right`, but no longer than 200 ms. Returns
-    /// true if it has.
+    /// Waits until `right` returns true for the word at `at`, for at most 200 ms. Returns false if
+    /// this time is over.
     fn becomes(&self, at: usize, right: impl Fn(u64) -> bool) -> bool {
         let begin = Instant::now();
         while !right(self.segment.load(at)) {
@@ -129,12 +132,14 @@ impl Link {
         true
     }
 
-    /// Lends a file, removes its pages once the server has answered, and sends a message of one
-    /// byte of each page. Adds the file to `removed` if pages could be removed. Returns false if
-    /// the server does not answer.
+    /// Lends a file, and removes its pages when the server has answered. Then sends a message for
+    /// each page, with one byte of the page as the payload. Adds the file to `removed` if the pages
+    /// could be removed. Returns false if the server does not answer, or does not consume the
+    /// messages.
     fn remove(&self, generation: u64, rights: Access, removed: &mut Vec<OwnedFd>) -> bool {
-        // The server may only read every second file, one half of which can lose its pages for
-        // good.
+        // If the server may only read the file, there are three cases: `FUTURE_WRITE` protects the
+        // pages from removal; `SEAL` permits no further seals, so nobody can prevent the removal;
+        // without both, the server adds `FUTURE_WRITE`.
         let seals = match generation % 3 {
             1 if rights.is_empty() => SealFlags::FUTURE_WRITE,
             2 if rights.is_empty() => SealFlags::SEAL,
@@ -169,19 +174,19 @@ impl Link {
     }
 }
 
-/// The connections of the attacker, and what it has got.
+/// The state that the threads of the attacker share.
 #[derive(Debug, Default)]
 struct Lender {
     /// The Unix sockets of connections whose segment was not sent yet.
     new: Mutex<BTreeMap<SocketId, OwnedFd>>,
     links: Mutex<BTreeMap<SocketId, Arc<Link>>>,
-    /// The number of connections that were made.
+    /// The number of connections that were made so far.
     made: AtomicU64,
-    /// The number of lendings.
+    /// The number of lendings so far.
     lent: AtomicU64,
     /// The files whose pages were removed.
     removed: Mutex<Vec<OwnedFd>>,
-    /// The copies of messages that the server fetches now, and the times of their announcements.
+    /// The copies of messages that the server is fetching, with the times of their announcements.
     copies: Mutex<Vec<(OwnedFd, Instant)>>,
     /// The largest result of [`Lender::charged_kib`] so far.
     charged_kib: AtomicU64,
@@ -216,7 +221,7 @@ impl Onlooker for Lender {
 }
 
 impl Lender {
-    /// Lends memory on all connections, until enough lendings are made.
+    /// Lends memory on all connections, until the limit of lendings is reached.
     fn attack(&self, Settings { connections, lendings: most, .. }: Settings) {
         let connections = connections as u64;
         let sparse = hostile_file(1 << 40, false, SealFlags::FUTURE_WRITE);
@@ -228,12 +233,14 @@ impl Lender {
             let links: Vec<_> = locked(&self.links).values().cloned().collect();
             for link in &links {
                 generation += FILES as u64;
-                // Large files use up what the server maps, so the first half has none.
+                // Large files use up the length that the server may map, so the first half of the
+                // lendings has no large file.
                 let kinds = if self.lent.load(Ordering::Relaxed) < most / 2 { 2 } else { 3 };
                 let file = [(&sparse, 1 << 40), (&small, PAGE), (&large, LARGE)][rng.index(kinds)];
                 let rights = if rng.below(2) == 0 { Access::empty() } else { Access::REMOTE };
                 let mut lent = SLOTS as u64;
-                // The connections that take the place of others continue with what has ended those.
+                // Connections that replace ended ones continue with the two attacks that end
+                // connections.
                 match if link.nth < connections { link.nth % EACH } else { link.nth % 2 } {
                     0 if locked(&self.removed).len() < KEPT => {
                         let mut removed = Vec::new();
@@ -255,8 +262,8 @@ impl Lender {
         }
     }
 
-    /// Removes the pages of the copies that the server fetches, all the time. Looks for charged
-    /// pages meanwhile.
+    /// Removes the pages of the copies that the server is fetching, again and again. Meanwhile,
+    /// measures the charged pages. Never returns.
     fn remove_copies(&self) {
         let mut looked = Instant::now();
         loop {
@@ -279,7 +286,8 @@ impl Lender {
         }
     }
 
-    /// Returns the pages that files have now although the attacker has removed all of them, in KiB.
+    /// Returns the size of the pages that the files in `removed` have now, in KiB. The attacker has
+    /// removed all pages of these files, so the pages are charged to the server.
     fn charged_kib(&self) -> u64 {
         let removed = locked(&self.removed);
         removed.iter().filter_map(|file| u64::try_from(fstat(file).ok()?.st_blocks).ok()).sum::<u64>() / 2
@@ -302,7 +310,8 @@ impl Program {
 impl Handler<Order> for Program {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         (self.up, self.opened) = (self.up + 1, self.opened + 1);
-        // Some of the connections that take the place of others send a message that is fetched.
+        // One in four connections that are opened during the attack sends a message that the server
+        // fetches.
         if self.opened % 4 == 0 && self.lender.lent.load(Ordering::Relaxed) > 0 {
             let _ = cx.send(conn, &vec![7; MESSAGE]);
         }

@@ -22,8 +22,8 @@ pub const POOL_TIME: Duration = Duration::from_secs(60);
 const LEAST_TIME: Duration = Duration::from_secs(600);
 /// The largest number of echoes that the connected client requests in a control run.
 const CONTROL: usize = 60_000;
-/// The fraction of the time for which a saturated server is busy, at least. With the rates of [`short`], the server of an otherwise idle
-/// machine is busy for at most a quarter of the time.
+/// The minimum fraction of the time for which a saturated server is busy. With the rates of
+/// [`short`], the server of an otherwise idle machine is busy for at most a quarter of the time.
 const SATURATED: f64 = 0.8;
 /// The number of buffers in the pool of an idle server: those of four connections with default settings.
 pub const POOL_BUFFERS: usize = 4 * 130;
@@ -58,7 +58,8 @@ pub struct Row {
     /// The honest clients begin after the attackers have opened this number of connections. In a flood, they begin after the attackers have
     /// sent this number of messages.
     pub warm: u64,
-    /// The attack does not end before the attackers have opened this number of connections.
+    /// The attack does not end before the attackers have opened this number of connections. With
+    /// [`Attack::Lendings`], it is a number of lendings.
     pub least: u64,
     /// The number of newcomers, or the number of echoes of the connected client.
     pub count: usize,
@@ -74,8 +75,8 @@ pub struct Attacked {
     /// The outcome of the honest connections with large messages. Empty unless the attack is
     /// [`Attack::Lendings`].
     pub crowd: Outcome,
-    /// The report of a server beside honest peers, with as many connections. `None` with `--short`,
-    /// and unless the attack is [`Attack::Lendings`].
+    /// The report of a server whose peers are honest, but have as many connections as the attacker.
+    /// `None` with `--short`, and unless the attack is [`Attack::Lendings`].
     pub beside: Option<server::Report>,
     /// The sum of all attackers' counters.
     pub attackers: attacker::Report,
@@ -83,7 +84,8 @@ pub struct Attacked {
     pub server: server::Report,
     /// The server's processor time, as a fraction of the time since the attackers have begun.
     pub load: f64,
-    /// The fraction of the same time in which the server was ready to run but had no processor.
+    /// The time in which the server was ready to run but had no processor, as a fraction of the
+    /// time since the attackers have begun.
     pub waited: f64,
 }
 
@@ -305,8 +307,8 @@ impl Server {
     }
 }
 
-/// Starts a process that lends memory, and waits until it is connected. Without lendings, it is an
-/// honest peer.
+/// Starts a process that lends memory, and waits until it is connected. If `lendings` is 0, the
+/// process is an honest peer.
 fn lend(program: &Path, server: SocketAddr, connections: usize, lendings: u64) -> Result<Process> {
     let mut lender = Process::start(program, "lend", &lender::Settings { server, connections, lendings })?;
     lender.answer::<attacker::Report>()?;

@@ -34,7 +34,7 @@ pub struct Report {
     pub pool_buffers: usize,
     /// The memory of the process now, in KiB.
     pub resident_kib: u64,
-    /// The part of it that is in no file.
+    /// The part of the memory in `resident_kib` that belongs to no file, in KiB.
     pub private_kib: u64,
     /// The sum of the lengths of attackers' memory files that the process has mapped now, in bytes.
     pub mapped: u64,

@@ -15,14 +15,14 @@ pub const SHARE: f64 = 0.9;
 /// The largest accepted ratio of the honest clients' p99 to their p99 in the control. It applies to rows for which [`Row::is_unnoticed`]
 /// returns true.
 pub const RATIO: f64 = 3.0;
-/// The largest accepted ratio of the p99 values, instead of [`RATIO`], if the attackers write over
-/// shared memory.
+/// The largest accepted ratio of the p99 values in rows with [`Attack::Scribbles`], instead of
+/// [`RATIO`].
 pub const RATIO_WITHIN_HOST: f64 = 2.0;
-/// The largest accepted memory of attackers that the server has mapped, in bytes. It is the default
-/// of the library.
+/// The largest accepted sum of the lengths of attackers' memory files that the server has mapped,
+/// in bytes. It is the default limit of the library.
 pub const MAPPED: u64 = 1 << 30;
-/// The largest accepted memory that the server has more than beside honest peers, and the largest
-/// memory of the attackers that it is charged for, in KiB.
+/// The limit for two amounts of memory, in KiB: the private memory of the server in excess of that
+/// of a server with honest peers, and the attackers' memory that is charged to the server.
 pub const MORE_KIB: u64 = 64 << 10;
 
 /// The largest accepted memory of a server after an attack, in KiB.
@@ -72,7 +72,7 @@ pub struct Verdict {
     pub control: Option<Times>,
     /// The results of honest clients while their own server was attacked.
     pub attacked: Times,
-    /// The report of a server beside honest peers, with as many connections.
+    /// The report of a server whose peers are honest, but have as many connections as the attacker.
     pub beside: Option<server::Report>,
     /// The results of honest connections with large messages.
     pub crowd: Times,

@@ -178,8 +178,7 @@ pub struct Audit {
     pub messages: u64,
     /// The number of connections that were established on both sides.
     pub connected: u64,
-    /// The number of connects that have failed, as they had to, because the nodes cannot share
-    /// memory.
+    /// The number of connects that had to fail, because the nodes cannot share memory.
     pub apart: u64,
 }
 
@@ -265,8 +264,8 @@ impl Pair {
     }
 
     /// Returns true if both programs have closed the connection, with messages in flight in both
-    /// directions. If each side waits until the other one has fetched a large message, the closes
-    /// last for `Timeouts::close`, which some nodes in worlds with slow nodes have set to a day.
+    /// directions. If each side waits until the peer has fetched a large message, the closes last
+    /// for `Timeouts::close`, which may be a day in worlds with slow nodes.
     #[must_use]
     pub fn waits_for_its_closes(&self) -> bool {
         let unsent = |side: usize| !self.ends[side].sends.is_empty() || !self.ends[1 - side].coming.is_empty();
@@ -305,8 +304,9 @@ impl Pair {
             DisconnectReason::WorkRequest { failure, .. } if failure.status == WcStatus::Flushed => {
                 how != 0 || peer.closed.is_some() || !peer.announced
             }
-            // A reset may be lost. Then an end whose message the peer has not confirmed learns of it from nothing else, if others wait for
-            // the memory.
+            // A reset may be lost. In this case the end still waits for the peer's confirmation of
+            // a message. If other connections wait for memory, only `Timeouts::transfer` ends this
+            // connection.
             DisconnectReason::TransferTimeout => how & disturbed::CUT != 0,
             DisconnectReason::Transport(DisconnectCause::Path(_)) => how != 0,
             DisconnectReason::Transport(_) | DisconnectReason::WorkRequest { .. } => self.trespass,
@@ -320,15 +320,14 @@ impl Pair {
         fabric.absence(node, self.opened.0, fabric.now()) >= fabric.limits[node].connect / 2
     }
 
-    /// Returns true if a fault of the world explains this error of a connect. The faults are
+    /// Returns true if a fault of the world explains this error of a connect. The faults are:
     ///
-    /// - `disturbed`: a link was cut or stalled, perhaps before the listener knew of it, a node
-    ///   paused, or the connection gave way to a newer one,
-    /// - `deaf`: the node that was to accept did not listen, or was killed,
-    /// - `scarce`: connects and accepts find no descriptor, so one fails, and the other one is
-    ///   late,
-    /// - the first packet of a connect is lost,
-    /// - `apart`: one of the nodes requires shared memory, and they cannot share any.
+    /// - `disturbed`: a link was cut or stalled, perhaps before the listener knew of it; or a node
+    ///   was paused; or the connection was dropped in favour of a newer one.
+    /// - `deaf`: the listening node stopped listening, or was killed.
+    /// - `scarce`: no descriptor was free, so a connect failed or an accept was late.
+    /// - The first packet of a connect was lost.
+    /// - `apart`: one of the nodes requires shared memory, but the two nodes cannot share memory.
     #[must_use]
     pub fn judge_error(&self, error: &ConnectError, fabric: &Fabric) -> bool {
         let ([active, listener], since) = (self.ends.each_ref().map(|end| end.node), self.opened.0);
@@ -351,7 +350,8 @@ impl Pair {
                 let refused = deaf || fabric.dropped_since(listener, Dropped::Refused, since);
                 private_data.is_empty() && refused || self.answers.contains(private_data)
             }
-            // The time of a connect is a promise to the program. A node that was absent itself meanwhile keeps it, too.
+            // The connect timeout is a promise to the program. It also ends a connect whose own
+            // node was paused for most of the time.
             ConnectError::Timeout => {
                 disturbed || scarce || fabric.net.lost_connect > 0 || self.was_short_of_time(fabric)
             }

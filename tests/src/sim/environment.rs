@@ -20,7 +20,8 @@ pub struct VirtualTime {
 }
 
 impl VirtualTime {
-    /// Returns the time of a fabric. Its first `sides` nodes are the sides of the suite.
+    /// Returns an environment on the virtual time of `fabric`. The first `sides` nodes of the
+    /// fabric are the sides of the suite.
     #[must_use]
     pub fn new(fabric: &Shared, sides: usize) -> Self {
         Self { fabric: fabric.clone(), pollers: (0..sides).map(|node| SimPoller::new(node, fabric.clone())).collect() }

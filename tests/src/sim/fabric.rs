@@ -166,7 +166,8 @@ pub enum Dropped {
     Refused,
 }
 
-/// A node's part in a world in which not all nodes of the host may share memory.
+/// The user and the policy of a node, in a world in which not all nodes of the host may share
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenant {
     /// The user to whom the node's process belongs.
@@ -207,13 +208,12 @@ pub struct Fabric {
     pub(super) silent: BTreeSet<(usize, usize)>,
     /// The long pauses of nodes so far: the node, and the times at which the pause begins and ends.
     pauses: Vec<(usize, u64, u64)>,
-    /// For each node and way: the number of connections that the node has dropped in this way, and
-    /// the time at which it dropped the last of
-    /// them.
+    /// For each node and kind of drop: the number of connections that the node has dropped in this
+    /// way, and the time of the last such drop.
     dropped: BTreeMap<(usize, Dropped), (u64, u64)>,
     /// For each node that has stopped listening: the time at which it listened again, or `u64::MAX`.
     deaf: BTreeMap<usize, u64>,
-    /// The slowness of nodes, in a world whose only fault it is.
+    /// The slowness of nodes; `None` unless it is the only fault of the world.
     pub slowness: Option<Slowness>,
     /// The time limits of each node, for worlds with slow nodes.
     pub limits: Vec<Limits>,
@@ -233,11 +233,12 @@ pub struct Fabric {
     pub late_device: Option<LateDevice>,
     /// True if the hardware may fail to report a disconnect.
     pub forgetful: bool,
-    /// The keepalive time of each node, in ns, for simulated devices that detect only by complete messages that a peer is alive. The list
-    /// is empty for all other devices. Such a simulated device stalls while its node is paused; a real device does not stall.
+    /// The keepalive time of each node, in ns. The list is empty unless the simulated devices
+    /// recognize a live peer only by complete messages. Such a device stalls while its node is
+    /// paused; a real device does not stall.
     pub slow_to_hear: Vec<u64>,
-    /// True if a node that waits lets the time pass until something happens, or until its wait is
-    /// over. False if its caller does that.
+    /// True if a node that waits advances the time itself, until something happens or its wait is
+    /// over. False if the node's caller advances the time.
     pub sleeps: bool,
     /// The history of the world, see [`Trace`].
     pub trace: Trace,
@@ -581,24 +582,25 @@ impl Fabric {
         self.links.get(&initiator).copied().unwrap_or(0)
     }
 
-    /// Returns true if a link that the first of these nodes has opened to the second one since this
-    /// time was disturbed.
+    /// Returns true if a link that `nodes[0]` has opened to `nodes[1]` since the time `since` was
+    /// disturbed.
     #[must_use]
     pub fn has_disturbed(&self, nodes: [usize; 2], since: u64) -> bool {
         let mut links = self.dialled.iter().rev().take_while(|(_, _, at)| *at >= since);
         links.any(|&(link, ends, _)| ends == nodes && self.disturbances(link) != 0)
     }
 
-    /// Returns the time between these times for which a node was paused, in ns.
+    /// Returns the time for which a node was paused between `from` and `until`, in ns.
     #[must_use]
     pub fn absence(&self, node: usize, from: u64, until: u64) -> u64 {
         let of_node = self.pauses.iter().filter(|&&(who, ..)| who == node);
         of_node.map(|&(_, start, end)| end.min(until).saturating_sub(start.max(from))).sum()
     }
 
-    /// Returns true if, between these times, a node was paused for so long that its peer on the node `by` may
-    /// have lost patience. Where nodes are only slow, that takes half of the peer's shortest limit, and pauses
-    /// of the peer itself do not count. In worlds with other faults, every pause counts.
+    /// Returns true if `node` was paused between `from` and `until` for so long that a peer on the
+    /// node `by` may have given it up. If slowness is the only fault of the world, such pauses last
+    /// half of the peer's shortest time limit or longer, and do not count on the peer's own node.
+    /// In other worlds, every pause counts.
     #[must_use]
     pub fn tried_patience(&self, node: usize, by: usize, from: u64, until: u64) -> bool {
         let absence = self.absence(node, from, until);
@@ -621,14 +623,14 @@ impl Fabric {
         one != other
     }
 
-    /// Returns true if a node requires shared memory, and others may not.
+    /// Returns true if the policy of a node requires shared memory.
     #[must_use]
     pub fn requires_shared_memory(&self, node: usize) -> bool {
         self.tenants.get(node).is_some_and(|tenant| tenant.policy == SharedMemoryPolicy::Require)
     }
 
-    /// Returns true if no connection of two nodes may be established: one of them requires shared
-    /// memory, and they cannot share any.
+    /// Returns true if no connection between two nodes can be established, because one of them
+    /// requires shared memory, and they cannot share memory.
     #[must_use]
     pub fn are_apart(&self, nodes: [usize; 2]) -> bool {
         let is_off =
@@ -650,7 +652,7 @@ impl Fabric {
         }
     }
 
-    /// Returns true if a node did not listen at some time since this time.
+    /// Returns true if a node did not listen at some time after `since`.
     #[must_use]
     pub fn was_deaf_since(&self, node: usize, since: u64) -> bool {
         self.deaf.get(&node).is_some_and(|&until| until >= since)

@@ -105,7 +105,8 @@ impl Fabric {
         if self.rng.chance(self.net.exhausted / 2) {
             return Err(ErrorKind::WouldBlock.into());
         }
-        // Often only the side that accepts can tell that the users differ, as in a user namespace.
+        // The connecting side detects different users only in half of the cases: in a user
+        // namespace, only the accepting side can detect them.
         if self.are_strangers([node, there]) && self.rng.chance(500) {
             return Err(ErrorKind::PermissionDenied.into());
         }

@@ -75,7 +75,8 @@ impl LateDevice {
         Self { listens_after, replied: None, unnoticed: Vec::new() }
     }
 
-    /// Returns the bytes that arrive now, because node `from` sends `octets`.
+    /// Processes `octets`, which node `from` sends. Returns the bytes that now arrive at the other
+    /// node.
     pub(super) fn pass(&mut self, from: usize, now: u64, octets: Vec<u8>) -> Vec<u8> {
         if from == 0 {
             self.replied.get_or_insert(now);

@@ -131,8 +131,8 @@ impl Poller for SimPoller {
             let time = timeout.map_or(u64::MAX, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
             let end = fabric.now().saturating_add(time);
             while fabric.sleeps && edges.len() == before && !woken && fabric.now() < end {
-                // Without an end and without an event, it returns, as a wait that a signal
-                // interrupts does.
+                // If there is neither a deadline nor a scheduled event, the wait returns, as if a
+                // signal had interrupted it.
                 let Some(to) = fabric.next().map(|next| next.min(end)).or(timeout.map(|_| end)) else { break };
                 fabric.advance(to);
                 woken = self.collect(&mut fabric, edges);

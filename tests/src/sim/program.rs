@@ -24,7 +24,8 @@ use super::threads::Threads;
 
 /// The port on which each node listens.
 const PORT: u16 = 7471;
-/// The smallest window, in messages, in which early messages must leave room for a message of the program.
+/// The smallest window, in messages, that must have room for a message of the program besides the
+/// reactor's own early messages.
 const LEAST_WINDOW: u32 = 8;
 /// The largest accepted delay, in ns, of a timer or of another action with a deadline. The time for which the node is paused is not part of
 /// the delay.
@@ -262,7 +263,8 @@ impl Program<'_> {
             _ => false,
         };
         self.state.check(expected, format_args!("send {sequence} on {id}: {result:?} with room for {room}"));
-        // The messages that the reactor itself sends to a peer that takes no turn leave room for the first messages of the program.
+        // While a peer takes no turns, the messages that the reactor itself sends must leave room
+        // for the first message of the program.
         let window = self.state.windows[self.audit.pairs[&cookie].ends[1 - side].node];
         let Some((_, _, end)) = self.end(id) else { return false };
         let unused = window >= LEAST_WINDOW && end.posted == 0 && end.heard() == 0;

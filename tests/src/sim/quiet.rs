@@ -37,8 +37,8 @@ pub fn network_of(nodes: usize, segment: usize) -> Shared {
     network_with(nodes, segment, (20_000, 20_000))
 }
 
-/// Returns a network of `nodes` nodes. Each `schedule` has another length of TCP segments and other
-/// latencies.
+/// Returns a network of `nodes` nodes. The length of TCP segments and the latencies depend on
+/// `schedule`.
 #[must_use]
 pub fn network_of_schedule(nodes: usize, schedule: u64) -> Shared {
     let mut rng = Rng::new(schedule, "schedule");

@@ -308,8 +308,9 @@ impl Options {
         }
     }
 
-    /// Makes slowness the only fault of the world. Either one node is slow, and its own limits are short: the drawn ones or the defaults.
-    /// All other nodes wait for it as long as it takes. Or all nodes are slow, and all of them wait.
+    /// Makes slowness the only fault of the world. In three of four worlds, one node is slow: it
+    /// has the drawn time limits or the defaults, and all other nodes have time limits of a day. In
+    /// the other worlds, all nodes are slow and have time limits of a day.
     #[must_use]
     pub fn slow(mut self, seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "slow");
@@ -320,7 +321,8 @@ impl Options {
             } else if rng.chance(500) {
                 options.take_defaults();
             } else {
-                // Such worlds last longer than others, and shall not consist of pings.
+                // Slow worlds last longer than others. With the drawn keepalive times, they would
+                // consist mostly of pings.
                 let (interval, keepalive) = options.keepalive;
                 options.keepalive = (10 * interval, 10 * keepalive);
             }
@@ -328,8 +330,9 @@ impl Options {
         self.chaos = rng.skewed(1_000 * MS..=20 * LONGEST_LIMIT);
         self.faults = FaultOptions { every: self.chaos / rng.range(1..=20), kinds: vec![Fault::Pause] };
         (self.net.exhausted, self.net.lost_connect, self.work.trespass) = (0, 0, 0);
-        // A program that keeps messages withholds credits. If it keeps as many as it may, its peer cannot confirm a large message, and the
-        // connection ends after `Timeouts::transfer`. That is no slowness, and such worlds last longer than this limit.
+        // A program that keeps messages withholds credits. Its peer may then be unable to confirm a
+        // large message, and the connection ends after `Timeouts::transfer`, although no node is
+        // slow. Slow worlds last longer than this timeout, so their programs keep no messages.
         self.work.detach = 0;
         if let Some(hardware) = &mut self.hardware {
             (hardware.never, hardware.extensions) = (0, true);
@@ -341,9 +344,9 @@ impl Options {
 }
 
 impl Options {
-    /// Has no node ask after its peers, so that no ping, and no answer to one, hides that nobody
-    /// was woken. The only fault is that nodes pause: only a keepalive finds a connection that the
-    /// network has cut at one end.
+    /// Sets keepalive times of a day, so that no ping or pong hides a lost wake-up. Pauses of nodes
+    /// are the only remaining fault: a connection that the network has cut at one end is detected
+    /// only by a keepalive.
     #[must_use]
     pub fn unasked(mut self) -> Self {
         for node in &mut self.nodes {

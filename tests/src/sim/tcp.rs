@@ -456,7 +456,7 @@ impl Fabric {
         self.at(at, Event::Deliver(key));
     }
 
-    /// Drops the bytes that a pipe has not sent yet.
+    /// Drops some of the segments in flight in a pipe: a random number of the last ones.
     fn truncate(&mut self, key: Key) {
         let Some(pipe) = self.pipes.get_mut(key) else { return };
         let keep = self.rng.index(pipe.segments.len() + 1);

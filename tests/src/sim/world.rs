@@ -67,9 +67,9 @@ pub enum Faults {
     /// Faults of every kind.
     #[default]
     All,
-    /// Only that nodes are slow.
+    /// Only slow nodes.
     Slowness,
-    /// Those that are noticed without pings. No node asks after its peers.
+    /// Only faults that are detected without pings. The nodes send no pings.
     Unasked,
 }
 
@@ -131,7 +131,8 @@ fn eager(seed: u64, node: usize) -> usize {
     }
 }
 
-/// Returns the user and the setting of a node in a world in which these differ.
+/// Returns the user and the policy of a node, in a world in which nodes have different users and
+/// policies.
 fn tenant(seed: u64, node: usize) -> Tenant {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "tenant");
     let policies = [SharedMemoryPolicy::Require, SharedMemoryPolicy::Prefer, SharedMemoryPolicy::Off];
@@ -194,8 +195,8 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
         let usual = if requires { SharedMemoryPolicy::Require } else { SharedMemoryPolicy::Prefer };
         settings.shared_memory = lock(fabric).tenants.get(node).map_or(usual, |tenant| tenant.policy);
         let patience = &mut Rng::new(mix(seed) ^ node as u64, "meeting");
-        // In a slow world, and where nodes require shared memory, the time must suffice for the
-        // network.
+        // In slow worlds, and if nodes may require shared memory, this timeout must be longer than
+        // the delays of the network.
         let shortest = if slow || !lock(fabric).tenants.is_empty() { 100 * MS } else { 10_000 };
         settings.within_host.meeting_timeout = Duration::from_nanos(patience.skewed(shortest..=200 * MS));
     }
@@ -250,7 +251,9 @@ impl World {
         }
         let threads = fabric.threads();
         let fabric = Arc::new(Mutex::new(fabric));
-        // Shared receives are granted as connections use them, and the handshake of a secured connection uses credits.
+        // The number of receives that a node grants at first varies in two cases: shared receives
+        // are granted as connections use them, and the handshake of a secured connection uses
+        // credits.
         let varies = |node| variant.secured != SecurityMode::Plain || shared(seed, node, &options).is_some();
         let depths = options.nodes.iter().map(|node| node.receive_depth).enumerate();
         let windows: Vec<u32> = depths.map(|(node, depth)| if varies(node) { 0 } else { depth }).collect();

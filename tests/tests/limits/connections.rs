@@ -52,9 +52,9 @@ fn connections_past_max_memory_are_refused() {
     }
 }
 
-/// One host opens idle connections to a server until the server refuses them, and returns how many
-/// of them are up. Then 30 other hosts connect, and one of them opens as many connections as it can
-/// get. All 30 come up, and nobody loses a connection.
+/// Lets one host open idle connections to a server until the server refuses them. Then 30 other
+/// hosts connect, and one of them opens as many connections as it can. Checks that all 30 are
+/// served, and that no connection is evicted. Returns the number of idle connections.
 fn beside_idle(server: Config, tries: usize) -> usize {
     const AT_A_TIME: usize = 200;
     let (fabric, idle) = (network(32), Attempts::default());
@@ -81,7 +81,7 @@ fn beside_idle(server: Config, tries: usize) -> usize {
         assert_eq!(newcomer.up.borrow().len(), 1, "newcomer {node} beside {held}: {:?}", newcomer.errors);
         if node == 31 {
             connect(&mut nodes, node, 40, &newcomer);
-            // 20 connections is the share of a host. The client itself allows 64.
+            // The server permits this host 20 connections. The client's own limit is 64.
             assert_eq!(newcomer.up.borrow().len(), 20);
         }
     }
@@ -93,9 +93,9 @@ fn beside_idle(server: Config, tries: usize) -> usize {
     held
 }
 
-/// One host with idle connections does not shut a server, whatever limit acts. It gets three
-/// quarters of the slots; hosts with few connections get the others. The first row has the limits
-/// that a server has by default.
+/// One host with idle connections cannot use up a server, whichever limit it reaches. It gets three
+/// quarters of the slots, and the others are for hosts with few connections. The first row of the
+/// table has the default limits of a server.
 #[test]
 fn idle_connections_of_one_host_leave_slots_for_others() {
     let fair = |config: Config| config.max_connections_per_host(20);
@@ -109,8 +109,8 @@ fn idle_connections_of_one_host_leave_slots_for_others() {
     }
 }
 
-/// Before three quarters of the slots are taken, and if the program says so also after that, one
-/// host may have them all.
+/// One host may have all connections of a server, if the program sets `max_connections_per_host` to
+/// their number.
 #[test]
 fn a_proxy_may_have_all_connections() {
     let (fabric, proxied) = (network(2), Attempts::default());
@@ -475,7 +475,8 @@ fn undecided_requests_are_counted() {
     until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// If a request arrives while the reactor drains, the peer is told that the reactor is draining, and not that it is busy.
+/// If a request arrives while the reactor drains, the reason of the reject is that the reactor is
+/// draining, and not that it is busy.
 #[test]
 fn a_draining_reactor_says_so() {
     let (fabric, first, late) = (network(3), Attempts::default(), Attempts::default());
@@ -703,8 +704,8 @@ impl Handler for SendsAByte {
     }
 }
 
-/// A host that is refused 1,000 times by the provider, and ended 200 times by the program's calls,
-/// causes one line of each kind in 10 s.
+/// A host that the provider refuses 1,000 times, and whose connections `Calls` ends 200 times,
+/// causes one log line of each kind in 10 s.
 #[test]
 fn a_host_that_fails_often_is_a_few_lines() {
     Warnings::begin();
@@ -760,9 +761,9 @@ impl Handler for Keeper {
     }
 }
 
-/// A program keeps all messages of a peer, so that the peer can send no more. After
-/// `Timeouts::transfer`, one line reports that. If the program releases a message now and then,
-/// there is no line, although it has all receives most of the time.
+/// If a program keeps all messages of a peer, the peer can send no more. After
+/// `Timeouts::transfer`, one log line reports that. If the program releases a message now and then,
+/// no line is logged, although the program holds all receives most of the time.
 #[test]
 fn a_program_that_keeps_all_receives_is_told() {
     Warnings::begin();

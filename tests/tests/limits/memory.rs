@@ -543,8 +543,9 @@ fn a_send_that_waits_for_credits_and_then_for_memory_is_not_forgotten() {
 const SMALL: usize = 70_000;
 const HELD: usize = 22;
 
-/// Makes the first connection wait for memory for a long message, so that it holds the sends of others back, and the second one wait behind
-/// it. The servers fetch nothing from then on. [`HELD`] messages of [`SMALL`] bytes are sent.
+/// Makes `conns[0]` wait for memory for a long message, so that it holds back the sends of other
+/// connections. Sends [`HELD`] messages of [`SMALL`] bytes on `conns[2..]`, and makes `conns[1]`
+/// wait behind the long message. From then on, the servers fetch nothing.
 fn hold_back(nodes: &mut [Node], conns: &[ConnectionId]) {
     nodes[1..].iter_mut().for_each(|server| server.dead = true);
     let (long, behind, busy) = (conns[0], conns[1], &conns[2..]);
@@ -562,7 +563,7 @@ fn hold_back(nodes: &mut [Node], conns: &[ConnectionId]) {
     let mut cx = nodes[0].reactor.context();
     send(&mut cx, 6);
     assert_eq!(cx.send(long, &vec![7; 4_000_000]), Err(SendErrorKind::WouldBlock(Blocked::Memory)));
-    // When 16 others have been granted, the long message holds back all others.
+    // After 16 other messages were accepted, the long message holds back all others.
     send(&mut cx, HELD - 6);
     assert_eq!(cx.send(behind, &message), Err(SendErrorKind::WouldBlock(Blocked::Memory)));
 }
@@ -577,8 +578,9 @@ fn expect_behind(fabric: &Shared, nodes: &mut [Node], waits: &Waits, behind: Con
     assert_eq!(nodes[0].reactor.stats().memory.copied_bytes, messages * SMALL, "no memory was released");
 }
 
-/// A connection waits for memory for a long message, and holds the sends of others back. When it ends, `on_writable` is called for the
-/// connection that only it has held back, although no memory is released then.
+/// A connection waits for memory for a long message, and holds back the sends of others. When this
+/// connection ends, `on_writable` is called for the connection that was held back only by it,
+/// although no memory is released.
 #[test]
 fn a_send_behind_one_that_waits_and_ends_is_not_forgotten() {
     let fabric = network(11);
@@ -588,8 +590,9 @@ fn a_send_behind_one_that_waits_and_ends_is_not_forgotten() {
     expect_behind(&fabric, &mut nodes, &waits, conns[1], HELD);
 }
 
-/// A connection waits for memory for a long message, and holds the sends of others back. It sends a shorter message instead, which is
-/// accepted. Then `on_writable` is called for the connection that only it has held back, although no memory is released.
+/// A connection waits for memory for a long message, and holds back the sends of others. It then
+/// sends a shorter message, which is accepted. After this, `on_writable` is called for the
+/// connection that was held back only by it, although no memory is released.
 #[test]
 fn a_send_behind_one_that_sends_something_else_is_not_forgotten() {
     let fabric = network(11);
@@ -625,8 +628,10 @@ impl Handler for Shelf {
     }
 }
 
-/// Two connections wait for memory. A flush posts both: the first one ends its transfer, which has used the last memory, so this memory is
-/// released when the second one is posted. The first one, which was posted already, gets the memory.
+/// Two connections wait for memory, and the last memory belongs to a transfer on the first one. A
+/// flush posts the first connection, and then the second one. The memory of the transfer, which has
+/// ended, is released only while the second one is posted. Even so, the first connection gets this
+/// memory.
 #[test]
 fn memory_that_is_released_while_connections_are_posted_reaches_those_posted_before() {
     let (fabric, shelf) = (network(3), Shelf::default());
@@ -651,9 +656,10 @@ fn memory_that_is_released_while_connections_are_posted_reaches_those_posted_bef
     assert_eq!(first.answers(), 2, "it waits for ever");
 }
 
-/// The program keeps a message of a connection, and another connection of the same host waits,
-/// because the host has its share of the memory. When the first connection ends, its message does
-/// not count for the host any more. The other one gets memory then, and not with its next report.
+/// The program keeps a message of a connection. Another connection of the same host waits, because
+/// the host has used its share of the memory. When the first connection ends, its message no longer
+/// counts for the host. The other connection gets memory immediately, and not only when its next
+/// report is due.
 #[test]
 fn the_end_of_a_connection_gives_its_share_to_others_of_its_host() {
     let (fabric, shelf) = (network(2), Shelf::default());

@@ -114,9 +114,9 @@ impl Handler for Thinker {
     }
 }
 
-/// The time limit of an attempt to connect counts from the beginning of the attempt, although a callback of the same turn has taken longer
-/// than this limit. The slow callback is made after each number of steps of the first attempt, also in the turn in which the second one
-/// begins.
+/// The time limit of an attempt to connect counts from the beginning of the attempt, although a
+/// callback of the same turn has taken longer than this limit. The slow callback is tested after
+/// every step of the first attempt, also in the turn in which the second attempt begins.
 #[test]
 fn the_time_of_an_attempt_counts_from_its_beginning() {
     let limit = Duration::from_millis(100);
@@ -194,9 +194,10 @@ fn the_time_of_a_handshake_counts_from_the_acceptance() {
     assert!(client.errors.borrow().is_empty());
 }
 
-/// A server takes no turns for longer than the time limit of a handshake, after each number of steps. Meanwhile the client sends everything
-/// that the handshake needs, over TCP or in shared memory. The client's silence has not been longer than the limit, so the connection
-/// comes up.
+/// A server takes no turns for longer than the time limit of a handshake. Meanwhile the client
+/// sends everything that the handshake needs, over TCP or in shared memory. The client was not
+/// silent for longer than the limit, so the connection is established. The pause is tested after
+/// every step.
 #[test]
 fn the_absence_of_a_server_is_not_the_silence_of_its_client() {
     for one_host in [false, true] {
@@ -242,8 +243,9 @@ fn the_absence_of_a_server(one_host: bool) {
     panic!("the connection never comes up");
 }
 
-/// A node takes no turn for longer than its `Timeouts::transfer`, after each number of steps of a large message. Meanwhile the peer does
-/// its part of the transfer. The node may not hold its own absence against the peer, so the message arrives.
+/// A node takes no turn for longer than its `Timeouts::transfer`. Meanwhile the peer does its part
+/// of the transfer. The node must not count its own absence as silence of the peer, so the message
+/// arrives. The pause is tested after every step of a large message.
 #[test]
 fn an_absence_in_a_transfer_is_not_the_peers() {
     for absent in 0..2 {

@@ -313,7 +313,8 @@ fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
         outcomes.push(target.outcome(&mut stream));
         target.drop_connection();
         match script.siw {
-            // siw checks each part of a Write as it arrives, so it has placed the parts that precede the wrong one.
+            // siw checks a Write piecewise as it arrives, so the bytes before the fault are already
+            // placed.
             Siw::Parts(_) if kernel => target.end.clear(0..MEMORY),
             _ => target.end.check_clear(0..MEMORY, script.name),
         }

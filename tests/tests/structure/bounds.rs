@@ -11,8 +11,8 @@ use syn::{Attribute, Field, Item, ItemStatic, ItemType, Type};
 use super::source::{Module, Source, attributes, is_for_tests};
 use super::tables::{Table, code};
 
-/// The types whose values can grow. For those of this crate, the fields that use them have the
-/// comments.
+/// The types whose values can grow. If this project defines the type, the comments are at the
+/// fields that use it.
 const GROWING: [&str; 13] = [
     "AsyncQueue",
     "BTreeMap",
@@ -29,7 +29,7 @@ const GROWING: [&str; 13] = [
     "VecDeque",
 ];
 
-/// Finds out if a value of a type owns one that can grow. References and functions own nothing.
+/// Finds out if a type owns a value that can grow. References and functions own nothing.
 struct Growth<'a> {
     aliases: &'a BTreeSet<String>,
     found: bool,
@@ -61,7 +61,7 @@ struct Fields<'a> {
     module: &'a Module,
     lines: Vec<&'a str>,
     aliases: &'a BTreeSet<String>,
-    /// The type of the fields has a comment.
+    /// True if the type of the fields has a comment, which applies to all of them.
     covered: bool,
     faults: Vec<String>,
 }

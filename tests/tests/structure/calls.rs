@@ -1,5 +1,5 @@
-//! Finds circles of calls between files: a type whose methods are spread over files that call each
-//! other has no walls, even if no file imports another one.
+//! Finds circles of calls between files. If the methods of a type are spread over files that call
+//! each other, these files are not separate parts, even if none imports another one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use syn::{Expr, ImplItem, Item, ItemImpl, Type};
 
 use super::source::{Source, attributes, is_for_tests};
 
-/// The methods of a type: how many, in how many files, and how many of these files call each other
-/// in the largest circle.
+/// The spread of the methods of a type: the number of methods, the number of files with these
+/// methods, and the largest circle of files that call each other.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Spread {
     pub(crate) methods: usize,
@@ -46,10 +46,10 @@ impl<'ast> Visit<'ast> for Calls {
     }
 }
 
-/// Returns how the methods of the types `names` are spread over the files of a crate. Several types
-/// count as one: the whole and its parts, which could call back. A call counts whatever its
-/// receiver is called, if no other type of the crate has a method of that name; with the receiver
-/// `self`, it always counts. Methods of traits that a type implements count as its own.
+/// Returns the spread of the methods of the types `names` over the files of a crate. The types
+/// count as one: the whole and its parts, which could call back. A call with any receiver counts if
+/// no other type of the crate has a method of that name. With the receiver `self`, a call always
+/// counts. Methods of traits that a type implements count as its own.
 pub(crate) fn spread(source: &Source, names: &[&str]) -> Spread {
     let (mut types, mut places, mut bodies) =
         (BTreeMap::<_, BTreeSet<_>>::new(), BTreeMap::<_, BTreeSet<_>>::new(), Vec::new());

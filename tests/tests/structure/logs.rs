@@ -37,7 +37,7 @@ impl LocalLines {
             let (line, text) = (token.span().start().line, token.to_string());
             match token {
                 TokenTree::Group(group) => self.tokens(group.stream()),
-                // An endpoint is local.
+                // The id of an endpoint belongs to the local side.
                 TokenTree::Ident(_) if NAMES.contains(&text.as_str()) && (&*before, &*last) != ("endpoint", ".") => {
                     self.0.push((line, text.clone()));
                 }

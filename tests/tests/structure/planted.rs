@@ -15,9 +15,9 @@ pub(crate) fn names(source: &Source) -> BTreeSet<String> {
     calls.collect()
 }
 
-/// Returns the finders of a table of planted defects that name no test. Each is a program and a
-/// filter, with which a module or a test of a library begins, and which a test of another program
-/// contains. `files` has the paths and the texts of all.
+/// Returns the finders of a table of planted defects that find no test. A finder is a program and a
+/// filter. The filter is the name of a module, or a test's name begins with it (in a library) or
+/// contains it (in another program). `files` has the path and the text of each source file.
 pub(crate) fn stale_finders(defects: &Table, files: &[(String, String)]) -> Vec<String> {
     let cells = defects.rows.iter().map(|row| (row.line, row.cells.last().map_or("", |cell| cell)));
     let finders = cells.flat_map(|(line, cell)| tables::code(cell).into_iter().map(move |finder| (line, finder)));
@@ -44,7 +44,7 @@ fn is_found(finder: &str, files: &[(String, String)]) -> bool {
     let wanted = filter.trim_end_matches("::");
     let is_library = folders.len() == 1;
     let names = |path: &str, text: &str| {
-        // Macros make tests of the functions of other programs.
+        // In programs that are not libraries, macros make tests of ordinary functions.
         let mark = if is_library { "#[test]" } else { "fn " };
         let tests = text.split(mark).skip(1).filter_map(|rest| rest.split("fn ").nth(usize::from(is_library)));
         let mut words = tests.filter_map(|rest| rest.split('(').next());

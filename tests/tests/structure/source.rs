@@ -60,8 +60,8 @@ impl Source {
         Self { modules }
     }
 
-    /// Returns these files, each as a module whose name is its path: their paths, and their
-    /// content. The paths that they use are not collected.
+    /// Returns a source with one module for each file. Each file is a path and a content, and the
+    /// name of its module is the path. The paths that the files use are not collected.
     pub(crate) fn of_files(files: Vec<(String, String)>) -> Self {
         let module = |(file, text): (String, String)| {
             let syntax = syn::parse_file(&text).unwrap_or_else(|error| panic!("{file}: {error}"));

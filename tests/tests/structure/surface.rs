@@ -63,7 +63,7 @@ fn part(item: &Item) -> Option<Part<'_>> {
             let Type::Path(of) = &*block.self_ty else { return None };
             let offered =
                 block.items.iter().any(|item| matches!(item, ImplItem::Fn(method) if is_visible(&method.vis)));
-            // Without a visible method, the block stands where its type stands.
+            // An `impl` block without a visible method is no part, so it may stand anywhere.
             (&of.path.segments.last().filter(|_| offered)?.ident, true)
         }
         _ => return None,

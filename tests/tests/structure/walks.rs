@@ -35,7 +35,8 @@ pub(crate) fn files<'a>(source: &'a Source, table: &Table) -> Result<Vec<&'a Mod
     if wrong.is_empty() { Ok(files) } else { Err(wrong) }
 }
 
-/// How a connection is looked up: by calls of these functions, or by `get` and `get_mut` of a field with this name.
+/// The ways to look up a connection: calls of these functions, and `get` and `get_mut` of a field
+/// with this name.
 #[derive(Clone, Copy)]
 pub(crate) struct Ways {
     pub(crate) functions: &'static [&'static str],

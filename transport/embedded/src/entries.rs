@@ -1,4 +1,4 @@
-//! The right of the embedded provider to use the bytes of entries.
+//! The right of the embedded provider to use the bytes of scatter-gather entries.
 
 use rdma_transport::mem::EntryAccess;
 

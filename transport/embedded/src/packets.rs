@@ -21,7 +21,7 @@ pub struct Packets {
     stride: usize,
     /// The offset of a received packet in its buffer, in bytes.
     headroom: usize,
-    /// For each packet of the batch, its range in its buffer and the address of the other end.
+    /// The packets of the batch, each as its range in its buffer and the address of the other end.
     filled: Vec<(Range<usize>, SocketAddr)>, // bound: packets
     /// The number of packets that the next receive call requests. It adapts to the traffic, because a call for several
     /// packets costs more time than a call for one packet, even if no packet arrives.
@@ -181,7 +181,7 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
 fn send_one(socket: BorrowedFd<'_>, bytes: &[u8], peer: SocketAddr) -> io::Result<usize> {
     let (name, name_len) = name(peer);
     let (fd, start) = (socket.as_raw_fd(), bytes.as_ptr().cast());
-    // SAFETY: the kernel only reads the `octets.len()` bytes and the address, during the call.
+    // SAFETY: the kernel only reads the `bytes.len()` bytes and the address, during the call.
     let sent =
         unsafe { libc::sendto(fd, start, bytes.len(), libc::MSG_DONTWAIT, ptr::from_ref(&name).cast(), name_len) };
     usize::try_from(sent).map(|_| 1).map_err(|_| io::Error::last_os_error())

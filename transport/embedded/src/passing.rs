@@ -43,8 +43,9 @@ struct DescriptorControl([u8; 64]);
 /// Receives one packet into `room`. Returns its length and the descriptor that was sent with it, if any. Closes all
 /// further descriptors. A length of 0 means the end of the stream. Does not wait for a packet.
 ///
-/// A hostile peer can make this call block: it can send descriptors of which each `close`(2) blocks. The same holds for
-/// the returned descriptor. `docs/guide/same-host.md` has the limits.
+/// A hostile peer can make this call block: it can send descriptors of which each `close`(2)
+/// blocks. A close of the returned descriptor may block, too. `docs/guide/same-host.md` has the
+/// limits.
 ///
 /// # Errors
 /// The errors of `recvmsg`(2), including `WouldBlock`.

@@ -1,4 +1,4 @@
-//! The contents of events of the connection manager, as a case wants them.
+//! Functions that find an event of the connection manager, and return its contents for a case.
 
 use std::net::SocketAddr;
 
@@ -44,7 +44,7 @@ pub(super) fn requested(event: &CmEvent) -> Option<IncomingRequest> {
     }
 }
 
-/// Returns a value if a connection has failed because its port is in use.
+/// Returns `Some` if the event is `ConnectFailed` because the local port is in use.
 pub(super) fn port_in_use(event: &CmEvent) -> Option<()> {
     let CmEventKind::ConnectFailed(failure) = &event.kind else { return None };
     failure.to_string().contains(&format!("(os error {})", libc::EADDRINUSE)).then_some(())

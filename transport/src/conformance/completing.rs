@@ -34,8 +34,8 @@ pub(super) fn a_message_is_gathered_and_scattered(harness: &mut Harness) {
     harness.post_recv(&passive, &cut(sink.start, [0, 50, 57, 120]));
     let wr_id = harness.next_wr_id();
     let parts = cut(source.start, [0, 1, 60, 100]);
-    // The harness records in its ledger only the sends that it posts itself. The case has posted this send, so the case
-    // records it.
+    // The harness records in its ledger only the sends that it posts itself. The case posts this
+    // send, so it records the send here.
     harness.record_send(&active, wr_id, bytes.len());
     let station = &mut harness.side(ACTIVE).station;
     station.post_send(active.qp, wr_id, SendOp::Send, &parts, SendFlags::SIGNALED).expect("room");

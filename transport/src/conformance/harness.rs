@@ -1,9 +1,10 @@
 //! [`Harness`]: the providers of one case, driven in the way in which a reactor drives them.
 //!
-//! A side is one provider with its memory. The harness drives a side when one of its channels has an edge, when its
-//! deadline has passed, and when its provider has reported more work. The harness arms a completion queue, polls it
-//! once more, and from then on polls it only after the queue's event. So a case hangs if an edge or an event is lost.
-//! In every case the [`Ledger`] of each side checks each completion.
+//! A side is one provider with its memory. The harness drives a side when one of its channels has
+//! an edge, when its deadline has passed, and when its last `progress` has returned true. The
+//! harness arms a completion queue, polls it once more, and from then on polls it only after the
+//! queue's event. So a case hangs if an edge or an event is lost. In every case the [`Ledger`] of
+//! each side checks each completion.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -83,8 +84,8 @@ enum PollMode {
     Manual,
 }
 
-/// A completion that the harness has polled and the case has not used yet. The completion of a receive comes with the
-/// ranges of the receive's memory.
+/// A completion that the harness has polled and the case has not used yet. `ranges` is the memory
+/// of a receive; `None` for a send.
 #[derive(Debug)]
 struct PolledCompletion {
     wc: WorkCompletion,
@@ -106,8 +107,8 @@ pub(super) struct HarnessSide {
     /// The completion queues that had an event, in the order of the events.
     pub(super) notified: Vec<CqId>,
     ledger: Ledger,
-    /// The vector to which the last poll has appended completions. It may begin with completions of an earlier poll.
-    /// `kept`, the next field, is the number of these.
+    /// The completions of the last poll. The first `kept` of them (0 or 1) are from an earlier
+    /// poll.
     polled: Vec<WorkCompletion>,
     kept: usize,
     /// The slab keys of the connection-manager ids that the case has destroyed.
@@ -168,7 +169,7 @@ impl HarnessSide {
         }
     }
 
-    /// Reads the events of completion queues, and sets these queues to `Awake`.
+    /// Reads the events of completion queues. Sets each of these queues that is `Armed` to `Awake`.
     pub(super) fn take_notifications(&mut self) {
         let device = self.device;
         for nth in 0.. {
@@ -299,8 +300,8 @@ impl Harness {
 
     // Functions that drive the sides.
 
-    /// Drives the sides that must be driven. If no side must be driven, waits for an edge or a deadline, but not longer
-    /// than until `until`.
+    /// Drives the sides that are due. If no side is due, waits for an edge or for the deadline of a
+    /// provider, at most until `until`, and marks the affected sides as due.
     fn step(&mut self, until: Instant) {
         let mut idle = true;
         for side in &mut self.sides {

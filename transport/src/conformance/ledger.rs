@@ -38,8 +38,8 @@ struct QueuePairWork {
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     work: BTreeMap<Key, QueuePairWork>,
-    /// The work requests of the queue pair that was destroyed last. Their completions may still be polled. Such a
-    /// completion names that queue pair or no queue pair.
+    /// The work requests of the queue pair that was destroyed last. Their completions may still be
+    /// polled, and name the destroyed queue pair or none.
     left: Option<QueuePairWork>,
     shared: BTreeMap<u64, RecvRanges>,
 }

@@ -113,7 +113,6 @@ pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harnes
     assert!(matches!(refused, Err(TransportError::OutOfRange { .. })), "{refused:?}");
     harness.provider(ACTIVE).create_qp(id, &attr(3)).expect("a queue pair with room for all");
     harness.destroy_id(ACTIVE, id);
-    // Receives that are still posted are dropped when the queue is destroyed.
     harness.provider(ACTIVE).shared_receives().expect("the role").destroy_srq(own).expect("nothing uses it");
     harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq).expect("nothing uses it");
 }
@@ -204,7 +203,7 @@ pub(super) fn a_sound_queue_has_not_failed(harness: &mut Harness) {
     assert!(!harness.provider(PASSIVE).adapter().expect("the role").has_failed(passive.cq));
 }
 
-/// The getter of device events returns `None` after the last event, as all getters do.
+/// `next_device_event` returns `None` after the last event.
 pub(super) fn events_of_devices_have_an_end(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.message(&active, &passive, b"an event or none");
@@ -338,8 +337,9 @@ fn long(seed: u8) -> Vec<u8> {
     (0..LONG).map(|at| (at / 7) as u8 ^ seed).collect()
 }
 
-/// Lends the memory of the active side to the passive side, and sends messages of [`LONG`] bytes until the passive side
-/// reads them in place. Returns the region, the memory of the messages, and the memory of their receives.
+/// Lends the memory of the active side to the passive side, and sends ten messages of [`LONG`]
+/// bytes. Checks that the passive side reads the last one in place. Returns the region, the memory
+/// of the messages, and the memory of their receives.
 fn lend(harness: &mut Harness, active: &ConnectionEnd, passive: &ConnectionEnd) -> (MrId, [Range<usize>; 2]) {
     assert!(harness.provider(ACTIVE).shared_memory().expect("the role").is_shared(active.qp));
     let device = harness.side(ACTIVE).device;
@@ -379,8 +379,9 @@ pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
     harness.success(&active, wr_id);
 }
 
-/// A send from lent memory is flushed, or its queue pair is destroyed, before the peer has read the message. Then the
-/// program may overwrite the memory. The peer receives the old bytes or no message.
+/// After a send from lent memory is flushed, or its queue pair is destroyed, the program may
+/// overwrite the memory. A peer that has not read the message yet receives the old bytes, or no
+/// message.
 pub(super) fn lent_memory_is_not_read_after_the_end(harness: &mut Harness) {
     for destroys in [false, true] {
         let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });

@@ -1,4 +1,4 @@
-//! The right of a provider to use the bytes of entries.
+//! The right of a provider to use the bytes of scatter/gather entries.
 
 #[cfg(target_os = "linux")]
 use super::Window;
@@ -6,8 +6,8 @@ use super::frame;
 use super::{RecvSlice, SendSlice, Sge, Span};
 
 /// The right of a provider to use the bytes of scatter/gather entries. A provider makes one
-/// constant, which costs nothing, and promises with it, once, to use entries only as long as they
-/// may be used.
+/// constant of this type, which has no size. With its only `unsafe`, the provider promises to use
+/// all entries as [`EntryAccess::new`] requires.
 ///
 /// ```
 /// use rdma_transport::mem::EntryAccess;
@@ -23,12 +23,15 @@ impl EntryAccess {
     /// Makes the right to use entries.
     ///
     /// # Safety
-    /// Each entry that is passed to a function of this type is one of a work request that was
-    /// posted to the caller's provider and is not done, or of a running call of
-    /// [`crate::roles::ImmediateSends`], or a part of such an entry. It is not an entry of device
-    /// memory. The bytes of the entry are written only if the work request is a receive, a Read or
-    /// an atomic operation. A slice that a function returns is not used when the work request is
-    /// done.
+    /// The caller keeps these conditions for each entry that is passed to a function of this type:
+    ///
+    /// - The entry belongs to a work request that was posted to the caller's provider and is not
+    ///   done, or to a running call of [`crate::roles::ImmediateSends`]. It may be a part of such
+    ///   an entry.
+    /// - It is not an entry of device memory.
+    /// - Its bytes are written only if the work request is a receive, a Read or an atomic
+    ///   operation.
+    /// - A slice that a function returns is not used after the work request is done.
     #[must_use]
     pub const unsafe fn new() -> Self {
         Self(())
@@ -72,8 +75,9 @@ impl EntryAccess {
         entry.store_into(to.base(), to.len());
     }
 
-    /// Copies the bytes of a window from `offset` on to an entry. Returns the number of bytes that
-    /// this process is charged for.
+    /// Fills an entry with the bytes of a window from `offset` on. Copies nothing if not all of
+    /// them are inside the window. Returns an upper bound of the bytes in new pages that the copy
+    /// charges to this process, because the peer had removed pages ([`Window::charged`]).
     #[cfg(target_os = "linux")]
     #[inline]
     pub fn fetch(self, entry: &Sge, window: &Window, offset: usize) -> u64 {

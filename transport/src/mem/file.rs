@@ -64,7 +64,7 @@ impl Memory {
         }
         let start = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let system = file_system(file)?;
-        // Of a file in huge pages, the system maps whole huge pages, and unmaps nothing else.
+        // The system maps and unmaps a file in huge pages only in whole huge pages.
         let whole = if system.f_type == libc::HUGETLBFS_MAGIC { usize::try_from(system.f_bsize).ok() } else { None };
         let mapped = len.next_multiple_of(whole.filter(|&whole| whole > 0).unwrap_or(page));
         let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -125,9 +125,9 @@ mod tests {
         }
     }
 
-    /// The system ends a process that makes a file longer than its limit by the signal SIGXFSZ. The
-    /// limit is that of a process, so another process has it. It is not a fork: after one, each
-    /// write to a page of this process is a page fault, which other tests count.
+    /// The signal SIGXFSZ would kill a process that makes a file longer than its limit. The limit
+    /// applies to a whole process, so the test sets it in a new process. That process is not a
+    /// fork, which would cause page faults in this process, and other tests count page faults.
     #[test]
     fn a_file_above_the_limit_of_the_process_is_an_error() {
         const LIMITED: &str = "RDMA_TEST_FILE_LIMIT";
@@ -141,12 +141,13 @@ mod tests {
             };
             limit(libc::rlimit { rlim_cur: 8192, ..before });
             assert_eq!(Memory::new_file(8193).unwrap_err().raw_os_error(), Some(libc::EFBIG));
-            // At its end, a process whose coverage is measured writes a longer file.
+            // Restore the limit: if its coverage is measured, the process writes a longer file when
+            // it exits.
             return limit(before);
         }
         if std::env::var_os("EMULATED").is_some() {
-            // `tests/cross.sh` sets the variable. Not `eprintln!`, whose text the test harness
-            // hides.
+            // `tests/cross.sh` sets the variable. The test harness would hide the text of
+            // `eprintln!`.
             let why = b"the emulator starts no second program: the limit of files is not tested\n";
             return std::io::Write::write_all(&mut std::io::stderr(), why).unwrap();
         }
@@ -157,7 +158,8 @@ mod tests {
         assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
 
-    /// The system maps a part of a huge page as a whole huge page. The mapping is as long when it is unmapped.
+    /// If a program maps a part of a huge page, the system maps the whole huge page. The program
+    /// must unmap the whole huge page, too.
     #[test]
     fn a_part_of_a_huge_page_is_mapped_and_unmapped() {
         const HUGE: usize = 2 << 20;

@@ -1,16 +1,17 @@
 //! Memory files for tests, as hostile and as correct peers make them. The crate
-//! `rdma-transport-embedded` has this file, too.
+//! `rdma-transport-embedded` links to this source file.
 #![allow(dead_code, reason = "each crate uses a part")]
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// The seals of the length of a file, and of its pages.
+/// The seals that fix the length of a file.
 const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+/// The seal after which no page of a file can be removed.
 const PAGES: libc::c_int = libc::F_SEAL_FUTURE_WRITE;
 
-/// Makes memory files as a hostile peer does.
+/// Makes memory files as hostile and as correct peers do.
 #[derive(Debug)]
 pub(crate) struct HostileFile;
 
@@ -25,17 +26,18 @@ impl HostileFile {
         Self::sealed(len, true, SIZE)
     }
 
-    /// Makes a file as a correct peer does: its size is sealed, and its pages stay.
+    /// Makes a file as a correct peer does: its size is sealed, and its pages cannot be removed.
     pub(crate) fn fixed(len: u64) -> OwnedFd {
         Self::sealed(len, true, SIZE | PAGES)
     }
 
-    /// Makes a file as a correct peer does that lends it.
+    /// Makes a file as a correct peer does to lend it: its size is sealed, and its pages can always
+    /// be removed, because no more seals can be added.
     pub(crate) fn lent(len: u64) -> OwnedFd {
         Self::sealed(len, true, SIZE | libc::F_SEAL_SEAL)
     }
 
-    /// Returns the number of bytes in pages of a file.
+    /// Returns the length of all allocated pages of a file, in bytes.
     pub(crate) fn allocated(file: &OwnedFd) -> u64 {
         std::fs::File::from(file.try_clone().expect("a descriptor")).metadata().expect("the file's state").blocks()
             * 512

@@ -164,7 +164,7 @@ impl Sge {
         Self { key, ..self }
     }
 
-    // The following functions are for providers, which have them from `EntryAccess`.
+    // The following functions are for providers, which call them through `EntryAccess`.
 
     /// Copies the bytes to `out`. Copies fewer bytes if `out` is shorter.
     #[inline]
@@ -228,10 +228,10 @@ impl Sge {
     pub(super) fn fill_from(&self, from: Span<'_>) {
         let len = self.len().min(from.len());
         // SAFETY: the entry's bytes are valid, and no reference to them exists, by the promise of
-        // `new` or `shared_entry`. The bytes of `from` are a part of a borrowed `Memory`. Only
-        // atomic operations, devices and the kernel use them, and the bytes of an entry of
-        // `shared_entry`. Nothing but this call uses those of an entry of `new`, so they do not
-        // overlap `from`.
+        // `new` or `shared_entry`. The bytes of `from` are a part of a borrowed `Memory`: only
+        // atomic operations, devices and the kernel use them. The same is true for the bytes of an
+        // entry of `shared_entry`. Nothing but this call uses the bytes of an entry of `new`, so
+        // these do not overlap `from`.
         unsafe {
             if self.is_shared() {
                 words::transfer(from.base(), self.base, len);

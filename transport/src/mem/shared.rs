@@ -4,17 +4,18 @@
 //! The system kills a process that touches a mapped page if the file has become shorter, or if the page cannot be
 //! allocated. To prevent both, the file's size is sealed, and its pages are allocated before any process maps the file.
 //!
-//! The process that accesses a hole is charged for the new page, for as long as any process has the
-//! file. There are two kinds of files:
+//! A process that accesses a hole of the file, a missing page, is charged for the new page until
+//! all processes have closed and unmapped the file. There are two kinds of files:
 //!
 //! - The pages of a *fixed* file cannot be removed. The seal for that is `F_SEAL_FUTURE_WRITE`,
 //!   which also prevents new mappings that can write. If the peer may only read, the owner of the
 //!   file adds this seal. Otherwise the peer adds it after it has mapped the file. So at most one
-//!   peer maps a file that it may write. Nobody is charged for pages of another process, but its
-//!   owner does not get the pages back while a peer has the file.
+//!   peer maps a file that it may write. No process is charged for pages of another one, but the
+//!   owner's pages are not freed while a peer has the file.
 //! - The pages of a *lent* file can be removed by both processes, and nobody can prevent that
 //!   (`F_SEAL_SEAL`). Each process removes all pages when it drops the memory. So no page outlives
-//!   the use of the file, even if others still have it. Both processes can write to the file.
+//!   the use of the file, even if a process keeps its descriptor. Both processes can write to the
+//!   file.
 
 use std::ffi::CStr;
 use std::io;
@@ -31,9 +32,8 @@ pub enum Sharing {
     Read,
     /// The other process may read and write.
     Write,
-    /// The memory is lent for some time. The process that has made it and the one that has mapped
-    /// it each remove its pages when they drop it, so the bytes are zeros for the other one from
-    /// then on. Both can write to it.
+    /// The memory is lent for some time, and both processes can write to it. When one of them drops
+    /// its [`Memory`] or [`Window`], all pages are removed, and the other process reads zeros.
     Lent,
 }
 
@@ -41,7 +41,7 @@ pub enum Sharing {
 const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 /// The seal of a file whose pages cannot be removed any more.
 const PAGES: libc::c_int = libc::F_SEAL_FUTURE_WRITE;
-/// The seals each of which makes a file a fixed one.
+/// The seals any of which makes a file a fixed one, whose pages cannot be removed.
 const FIXED: libc::c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -107,10 +107,10 @@ impl Window {
     /// rounded up to whole pages, all of which are allocated. The caller may close the descriptor
     /// afterwards.
     ///
-    /// With [`Sharing::Write`], the file is fixed: no process can remove pages of it afterwards,
-    /// and none can map it for writing any more. With [`Sharing::Lent`], the file must be lent. It
-    /// can be written, and the drop of the window removes its pages. With [`Sharing::Read`], the
-    /// file may be of either kind.
+    /// With [`Sharing::Write`], the call makes the file a fixed one: afterwards no process can
+    /// remove its pages, or map it for writing. With [`Sharing::Lent`], the file must be a lent
+    /// one. It can be written, and the drop of the window removes its pages. With
+    /// [`Sharing::Read`], the file may be of either kind.
     ///
     /// # Errors
     /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are
@@ -146,15 +146,15 @@ impl Window {
         if !is_lent && seals & PAGES == 0 && !crate::planted("pages-of-a-peer-can-be-removed") {
             seal(file.as_fd(), PAGES)?;
         }
-        // Nobody can remove a page of a fixed file from here on, so it has all its pages for good
-        // if it has them now. The size is in units of 512 bytes on every file system.
+        // From here on, nobody can remove a page of a fixed file. So if all its pages are allocated
+        // now, they stay allocated. `st_blocks` counts units of 512 bytes on every file system.
         let allocated = u64::try_from(stat(file.as_fd())?.st_blocks).unwrap_or(0).saturating_mul(512);
         if allocated < whole as u64 {
             return wrong(format!("a peer's memory file has {allocated} bytes in pages instead of {whole}"));
         }
         if is_lent {
-            // One page at a time, so that page faults are a measure of the pages that the peer has
-            // removed.
+            // Without huge pages, each page that the peer has removed causes one page fault, so
+            // that `fetch` can count them.
             advise(&memory, libc::MADV_NOHUGEPAGE);
             memory.backing = Backing::Lent(whole, AtomicBool::new(true));
         }
@@ -185,18 +185,18 @@ impl Window {
     }
 
     /// Returns an upper bound of the bytes of a lent file that this process is charged for, because
-    /// the peer had removed them when [`super::EntryAccess::fetch`] read them. Pages that this
-    /// process has accessed for the first time can count, too, and those of the destination if this
-    /// process forked meanwhile.
+    /// the peer had removed them when [`super::EntryAccess::fetch`] read them. The bound can also
+    /// include pages that this process has accessed for the first time, and pages of the
+    /// destination if this process has forked during the call.
     #[inline]
     #[must_use]
     pub fn charged(&self) -> u64 {
         self.charged.load(Ordering::Relaxed) * page_size() as u64
     }
 
-    /// Copies the bytes from `offset` on to an entry. Copies nothing if they are not inside the
-    /// window. Counts the pages of a lent file that this process is charged for. Returns their
-    /// bytes.
+    /// Fills the entry `to` with the bytes of the window from `offset` on. Copies nothing if not
+    /// all of them are inside the window. For a lent file, counts the page faults as pages that
+    /// this process is charged for, and returns the length of these pages in bytes.
     pub(super) fn fetch(&self, offset: usize, to: &Sge) -> u64 {
         let Some(source) = self.memory.span(offset, to.len()) else { return 0 };
         if !self.is_lent() {
@@ -204,7 +204,7 @@ impl Window {
             return 0;
         }
         let page = page_size();
-        // The pages of the entry must exist, so that only those of the window cause faults.
+        // Touch all pages of the entry first, so that only pages of the window cause faults.
         (0..to.len()).step_by(page).chain(to.len().checked_sub(1)).for_each(|at| to.part(at, 1).fill(&[0]));
         let before = page_faults();
         to.fill_from(source);
@@ -311,7 +311,7 @@ fn advise(memory: &Memory, advice: libc::c_int) {
     }
 }
 
-/// Returns the number of page faults of this thread that needed no input.
+/// Returns the number of minor page faults of this thread: those without I/O.
 fn page_faults() -> u64 {
     // SAFETY: all fields are numbers, for which zeros are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -453,8 +453,9 @@ mod tests {
         assert!(said(&file, 1 << 20).contains("983040 bytes in pages instead of 1048576"));
     }
 
-    /// The end of either use of a lent file removes its pages, although a hostile process keeps the
-    /// file and a mapping. It cannot prevent that by a seal. The other use can keep the pages.
+    /// Dropping the `Memory` or the `Window` of a lent file removes its pages, although a hostile
+    /// process keeps the file open and mapped. No seal can prevent this. After `keep_pages`, the
+    /// pages stay.
     #[test]
     fn the_pages_of_a_lent_file_come_back() {
         const LEN: usize = 64 << 10;
@@ -507,8 +508,8 @@ mod tests {
         }
     }
 
-    /// A peer removes the pages of a lent file after this process has mapped it. Each page for
-    /// which this process is charged then is counted.
+    /// If a peer removes the pages of a lent file that this process has mapped, `fetch` counts each
+    /// page that this process is charged for.
     #[test]
     fn pages_that_a_peer_has_removed_are_counted() {
         const LEN: usize = 1 << 20;
@@ -528,8 +529,8 @@ mod tests {
         assert_eq!(HostileFile::allocated(&file), 0);
     }
 
-    /// Once a process has mapped the file of a peer, the peer can neither remove pages nor make the
-    /// file shorter, with whatever rights it has mapped the file before.
+    /// Once a process has mapped a fixed file of a peer, the peer can neither remove pages nor make
+    /// the file shorter, not even through a writable mapping that it made before.
     #[test]
     fn the_pages_of_a_mapped_file_stay() {
         const LEN: usize = 8192;

@@ -80,8 +80,8 @@ impl<'a> Span<'a> {
     }
 
     /// Copies the bytes of `from` to the start of this span. Copies fewer bytes if this span is
-    /// shorter. If the two overlap, the copy is a mixture of the bytes of `from` and of those
-    /// copied before.
+    /// shorter. If the two spans overlap, the result may contain bytes that this call has already
+    /// copied.
     #[inline]
     pub fn fill_from(self, from: Span<'_>) {
         // SAFETY: both spans are parts of borrowed `Memory`s, whose words only atomic operations, devices and the
@@ -142,8 +142,8 @@ impl<'a> Span<'a> {
     /// of this machine. Returns `None` if the span is not a whole word (8 bytes at a multiple of
     /// 8).
     ///
-    /// The operation is one of the processor, without attempts that can fail. So a peer that has
-    /// mapped the word and writes it continuously cannot keep others from it.
+    /// The processor adds in one operation, not in a loop of compare-and-swaps. So a peer that has
+    /// mapped the word and writes it continuously cannot prevent the addition.
     #[inline]
     pub fn fetch_add(self, add: u64) -> Option<u64> {
         Some(self.word()?.fetch_add(add, Ordering::SeqCst))
@@ -160,8 +160,8 @@ impl<'a> Span<'a> {
 
     /// Atomically replaces the word by `update(value)`, for operations that the processor does not
     /// have; otherwise the same as `Span::fetch_add`. The number of attempts is limited. Only a
-    /// peer that has mapped the word, with the right to write it, can make all of them fail. So the
-    /// last one may overwrite the peer's value.
+    /// peer with a writable mapping of the word can make all attempts fail. In this case the call
+    /// overwrites the peer's value.
     pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
         let word = self.word()?;
         let mut old = word.load(Ordering::SeqCst);
@@ -181,8 +181,9 @@ impl<'a> Span<'a> {
 mod tests {
     use super::*;
 
-    /// A peer that has mapped a word may change it continuously. An update then ends after some
-    /// attempts, and it does not fail: that would end the connection of the peer that requested it.
+    /// A peer that has mapped a word may change it continuously. Then `update` overwrites the word
+    /// after `ROUNDS` attempts. It does not fail: an error would end the connection of the peer
+    /// that requested the operation.
     #[test]
     fn an_update_ends_and_succeeds_though_the_word_never_stays() {
         let memory = Memory::new(64).unwrap();

@@ -1,4 +1,4 @@
-//! Shorthands for tests. Other crates of the transport have this file, too.
+//! Shorthands for tests. Other crates of the transport link to this source file.
 #![allow(dead_code, reason = "each crate uses a part")]
 
 use rdma_transport::mem::{Memory, Sge};

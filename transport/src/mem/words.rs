@@ -85,8 +85,8 @@ pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
 ///
 /// # Safety
 /// Each word that contains one of the bytes at `from` or at `to` fulfils the requirements of
-/// [`word`] until the call returns. If the two overlap, the bytes at `to` become a mixture of the
-/// bytes at `from` and of those copied before.
+/// [`word`] until the call returns. The two ranges may overlap: the result may then contain bytes
+/// that this call has already copied.
 pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     const CHUNK: usize = 512;
     let mut copy = [0; CHUNK];

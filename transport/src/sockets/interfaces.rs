@@ -46,8 +46,9 @@ pub fn interface_of(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<I
     found
 }
 
-/// Returns true if an interface with the address `own` has the address `address`. `index` returns the index of the
-/// interface.
+/// Returns true if `own`, an address of an interface, is the address `address`. Any two IPv4
+/// loopback addresses count as equal. `index` returns the index of the interface: the scope of a
+/// link-local `address` must be this index.
 fn is_at(own: IpAddr, index: impl FnOnce() -> u32, address: SocketAddr) -> bool {
     match (own, address) {
         (IpAddr::V4(own), SocketAddr::V4(v4)) => own == *v4.ip() || own.is_loopback() && v4.ip().is_loopback(),

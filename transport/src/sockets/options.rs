@@ -5,7 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::time::Duration;
 
-/// `TCP_RTO_MAX_MS` of `linux/tcp.h`, which Linux has since version 6.15.
+/// The socket option for the longest time between two retransmissions, in milliseconds
+/// (`TCP_RTO_MAX_MS` of `linux/tcp.h`, since Linux 6.15).
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 
 /// Sets an option of a socket.

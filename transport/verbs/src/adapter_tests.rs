@@ -314,7 +314,8 @@ fn a_port_that_comes_up_without_an_event_is_used_again() {
     assert!(world.fake.noted().is_empty(), "a port that was up is not queried");
 }
 
-/// No connect request is sent through a port that has gone down since the address was resolved. On rxe such a request would do damage.
+/// No connect request is sent through a port that has gone down since the address was resolved. On
+/// rxe, such a request can break the connection manager of the device (`port.rs`).
 #[test]
 fn a_port_that_goes_down_before_the_connect_refuses_it() {
     let mut world = AdapterTest::new(Personality::default());
@@ -327,7 +328,7 @@ fn a_port_that_goes_down_before_the_connect_refuses_it() {
     let refused = world.verbs.connect(id, &ConnectParam::default()).unwrap_err().to_string();
     assert!(refused.contains("port 1 of fake0 is down"), "{refused}");
     assert_eq!(world.fake.noted(), ["query port 1"], "nothing is sent");
-    // The call has changed nothing: the id connects when its port is up again.
+    // The failed call has changed nothing: the id connects when its port is up again.
     world.fake.port_event(ev::IBV_EVENT_PORT_ACTIVE, 1);
     assert!(world.events().is_empty());
     world.verbs.connect(id, &ConnectParam::default()).unwrap();
@@ -335,8 +336,9 @@ fn a_port_that_goes_down_before_the_connect_refuses_it() {
     assert!(matches!(events[..], [CmEventKind::Established { .. }]), "{events:?}");
 }
 
-/// An id with a local address is on a device before the address of its peer is resolved. If the device is removed then, the kernel reports
-/// the removal, and never the result of the resolving (the kernel's drivers/infiniband/core/cma.c, `addr_handler`).
+/// An id with a local address is bound to a device before the address of its peer is resolved. If
+/// the device is removed in the meantime, the kernel reports only the removal, and no result of the
+/// resolution (the kernel's drivers/infiniband/core/cma.c, `addr_handler`).
 #[test]
 fn a_device_that_is_removed_ends_the_resolving_from_its_address() {
     let mut world = AdapterTest::new(Personality::default());
@@ -354,8 +356,9 @@ fn a_device_that_is_removed_ends_the_resolving_from_its_address() {
     world.verbs.destroy_id(id, world.now).unwrap();
 }
 
-/// A device that has failed counts as removed, while the kernel still has it. The kernel does not report its removal to a new id. So no id
-/// is put on it until the provider has closed it, which is when the program has destroyed the last id on it.
+/// A device that has failed counts as removed, although the kernel still has it, and would not
+/// report the removal to a new id. So the provider refuses new ids on the device until it has
+/// closed the device. It closes the device after the program has destroyed the last id on it.
 #[test]
 fn no_new_id_is_on_a_device_that_has_failed() {
     let mut world = AdapterTest::new(Personality::default());
@@ -374,8 +377,8 @@ fn no_new_id_is_on_a_device_that_has_failed() {
     assert!(device != failed && world.verbs.device(device).is_some(), "{device:?}");
 }
 
-/// Several network interfaces may have the same link-local address. The id of a connection is bound to the one that the peer's address
-/// names.
+/// Several network interfaces may have the same link-local address. The id of a connection is bound
+/// to the interface that the scope of the peer's address names.
 #[test]
 fn an_id_at_a_link_local_source_has_the_scope_of_the_peer() {
     let mut world = AdapterTest::new(Personality::default());
@@ -408,8 +411,8 @@ fn link_local_addresses_are_bound_with_their_scope() {
     }
 }
 
-/// The ports of an adapter may have different MTUs. The longest datagram is that of the port of its queue pair, also if another port of the
-/// device was used first (`ibv_query_port`(3)).
+/// The ports of an adapter may have different MTUs. The MTU of the queue pair's own port limits its
+/// datagrams, even if another port of the device was used first (`ibv_query_port`(3)).
 #[test]
 fn the_longest_datagram_is_that_of_its_port() {
     let mut world = AdapterTest::new(Personality::default());
@@ -547,7 +550,8 @@ fn nothing_is_left_waiting_when_the_provider_goes() {
     assert!(fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
-/// A queue pair that the device does not create leaves nothing reserved in its queues. The entries of other queue pairs stay reserved.
+/// If the device fails to create a queue pair, the entries that were reserved for it in its queues
+/// become free. The entries of other queue pairs stay reserved.
 #[test]
 fn a_queue_pair_that_is_not_created_leaves_its_queues_free() {
     let mut world = AdapterTest::new(Personality::default());
@@ -603,8 +607,9 @@ fn one_bad_queue_ends_its_connections_only() {
     assert_eq!(world.poll(good.cq).len(), 1);
 }
 
-/// A poll may find that a completion queue has failed. Then the connection-manager channel becomes readable, so that a program that sleeps
-/// reads the ends of the connections. The completions that the same poll has taken from the queue before are returned.
+/// If a poll finds that a completion queue has failed, the connection-manager channel becomes
+/// readable, so that a program that sleeps reads the ends of the connections. The poll still
+/// returns the completions that it took before the failure.
 #[test]
 fn a_queue_that_fails_in_a_poll_wakes_the_program() {
     let mut world = AdapterTest::new(Personality::default());
@@ -631,8 +636,8 @@ fn a_queue_that_fails_in_a_poll_wakes_the_program() {
 }
 
 /// On iWARP, a private thread calls `rdma_connect`. If the call fails, the connection manager
-/// reports no event, so the provider must wake the program itself. More connects than there are
-/// threads wait for a thread, and each of them fails.
+/// reports no event, so the provider must wake the program itself. The test starts more connects
+/// than there are threads: the surplus ones wait for a thread, and then fail, too.
 #[test]
 fn a_connect_that_fails_on_a_thread_wakes_the_program() {
     const CONNECTS: usize = 200;
@@ -725,7 +730,8 @@ fn the_failure_of_a_device_is_told_whatever_follows() {
     assert!(events[2..].iter().all(|event| *event == DeviceEventKind::LastReceive(end.qp)));
 }
 
-/// If a completion channel cannot be read, the provider treats its device as failed. The reactor continues.
+/// If a completion channel cannot be read, the provider treats its device as failed. The call does
+/// not fail, so a reactor can continue with other devices.
 #[test]
 fn a_bad_completion_channel_ends_the_device_only() {
     let mut world = AdapterTest::new(Personality::default());

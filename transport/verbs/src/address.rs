@@ -9,7 +9,7 @@ use super::sys::{ibv_ah, ibv_create_ah, ibv_destroy_ah};
 use rdma_transport::datagram::Route;
 use rdma_transport::error::Result;
 
-/// The sole owner of an address handle.
+/// An address handle of libibverbs, which is destroyed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct RawAddressHandle {
     raw: *mut ibv_ah,

@@ -14,8 +14,8 @@ use rdma_transport::caps::{Capabilities, Features, Moderation};
 use rdma_transport::error::Result;
 use rdma_transport::wr::MAX_SGE;
 
-/// The maximum length of a program's private data in a connect request of InfiniBand's connection manager, in bytes. The kernel's header
-/// does not count.
+/// The maximum length of a program's private data in a connect request of InfiniBand's connection
+/// manager, in bytes. The kernel's own header in the private data is not included.
 const IB_PRIVATE_DATA: usize = 56;
 /// The maximum length of a program's private data in an MPA frame, in bytes. The length field of librdmacm
 /// (`private_data_len`) has one byte, so it allows 255 bytes. MPA's enhanced connection setup uses 4 of these bytes.
@@ -55,14 +55,15 @@ impl Limits {
         !self.iwarp && self.driver != Driver::Rxe
     }
 
-    /// Returns the retry count that the device uses if `wanted` retransmissions are wanted. rxe takes 7 as no limit (`rxe_completer` in
-    /// drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1): it would retransmit to a lost peer forever.
+    /// Returns the retry count to set on the device if the program has requested `wanted`. rxe
+    /// takes 7 as no limit (`rxe_completer` in drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1):
+    /// it would retransmit to a lost peer forever.
     pub(super) fn retry_count(&self, wanted: u8) -> u8 {
         if self.driver == Driver::Rxe { wanted.min(6) } else { wanted }
     }
 }
 
-/// Queries the capabilities of a device. `port` is the port that the provider uses.
+/// Queries the capabilities of a device. The attributes of `port` limit messages and datagrams.
 pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capabilities> {
     let mut capabilities = from_attributes(&device.attr.0, limits);
     capabilities.max_inline = probe_inline(device);

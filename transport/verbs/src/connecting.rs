@@ -77,7 +77,8 @@ impl DeviceHub {
             let device = match self.device_of(&raw) {
                 Ok(device) => device,
                 Err(error) => {
-                    // This may be another device than the one that is named.
+                    // The device that failed may be another one than `name`, so try the other
+                    // addresses, too.
                     failed = Some(error);
                     continue;
                 }
@@ -195,9 +196,10 @@ impl DeviceHub {
         Ok(())
     }
 
-    /// Disconnects an id. Returns the time at which its queue pair must be put into the error
-    /// state, if the peer has not closed the connection before; `None` if the queue pair is in the
-    /// error state already.
+    /// Disconnects an id. If the provider waits for an iWARP peer to close the connection, returns
+    /// the time at which the queue pair must be put into the error state at the latest. Otherwise
+    /// the queue pair is in the error state, and the call returns `None`. A repeated call has no
+    /// effect, and returns `None`.
     pub(super) fn disconnect_managed(&mut self, id: CmId, now: Instant) -> Result<Option<Instant>> {
         let entry = self.id(id)?;
         let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());

@@ -1,4 +1,4 @@
-//! [`RawContext`]: the owner of a context that the provider has opened without the connection manager.
+//! [`RawContext`]: a device context that the provider has opened without the connection manager.
 
 use std::ffi::CStr;
 
@@ -6,7 +6,8 @@ use super::ffi::{check, non_null};
 use super::sys::{ibv_close_device, ibv_context, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
 use rdma_transport::error::{Result, TransportError};
 
-/// The sole owner of a context that the provider has opened without the connection manager.
+/// A device context that the provider has opened without the connection manager. It is closed when
+/// this value is dropped.
 #[derive(Debug)]
 pub(super) struct RawContext(*mut ibv_context);
 

@@ -41,7 +41,7 @@ impl Default for Batch {
     }
 }
 
-/// The sole owner of a completion queue.
+/// A completion queue of libibverbs, which is destroyed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct RawCq {
     raw: *mut ibv_cq,
@@ -81,8 +81,9 @@ impl RawCq {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Moves up to `max` completions from the queue to `out`. Returns the number of completions. After an error, `out` has the completions
-    /// that were taken before. The queue has failed then: a poll that fails may have consumed completions.
+    /// Moves up to `max` completions from the queue to `out`. Returns the number of completions.
+    /// If a call of `ibv_poll_cq` fails, `out` has the completions of the earlier calls. The queue
+    /// then counts as failed, because the failed call may have consumed completions.
     pub(super) fn poll(
         &self,
         max: usize,
@@ -281,9 +282,10 @@ impl Cq {
     }
 }
 
-/// Reads the next event of a device's completion channel. `owned` takes the name of a completion queue, and returns the queue if this
-/// provider has it. Returns the key of the event's queue, or `Key::NONE` if this provider does not have the queue. Returns `None` if no
-/// event is available. Adds the number of acknowledging calls to `acknowledgements`.
+/// Reads the next event of a device's completion channel. Returns the key of the event's queue,
+/// `Key::NONE` if this provider does not have the queue, or `None` if no event is available.
+/// `owned` returns this provider's queue with a given name. Adds the number of acknowledging calls
+/// to `acknowledgements`.
 pub(super) fn next_event(
     device: &RawDevice,
     acknowledgements: &mut u64,

@@ -33,8 +33,8 @@ impl IdEntry {
     }
 
     /// Joins a multicast group. `multicast` is true if the device supports multicast groups.
-    /// `joins` is the number of the provider's joins so far, and has the number of this join
-    /// afterwards.
+    /// `joins` counts the joins of the provider. The call increments it, and its new value is the
+    /// number of this join.
     pub(super) fn join_group(&mut self, group: IpAddr, multicast: bool, joins: &mut usize) -> Result<()> {
         self.check_datagrams("join")?;
         if self.groups.iter().flatten().any(|&(joined, _)| joined == group) {
@@ -67,8 +67,8 @@ impl IdEntry {
         self.raw.leave(group)
     }
 
-    /// Processes the end of a join. `number` is the number of the join. `peer` is the group's
-    /// address; `None` if the join has failed.
+    /// Processes the result of a join, or the later loss of the membership. `number` is the number
+    /// of the join. `peer` is the destination of datagrams to the group; `None` after a failure.
     pub(super) fn join_ended(&mut self, number: usize, status: i32, peer: Option<DatagramPeer>) -> Option<CmEventKind> {
         // If no slot of the id's `groups` has the number of this join, the program has already left the group.
         let slot = self.groups.iter_mut().find(|joined| joined.is_some_and(|(_, joined)| joined == number))?;

@@ -28,19 +28,20 @@ pub(super) struct Device {
     /// The provider's private id on the device, which receives the event of the device's removal. `None` if the device
     /// was opened without the connection manager.
     pub(super) watch: Option<Key>,
-    /// The number of completion queues of the device that are armed, and had no event since they were armed.
+    /// The number of armed completion queues of the device.
     pub(super) armed: usize,
     /// The queue pairs of the device, by their numbers.
     pub(super) numbers: QpNumbers,
-    /// The ports that ids use or have used. The bool is true if the port was down at its last event or query.
+    /// The ports that ids use or have used, by number. The bool is true if the last event or query
+    /// of the port reported that it is down.
     ports: Vec<(u8, bool)>, // local: ports of the device
     /// Ids that are destroyed when their port is up again, each with the number of the port.
     pub(super) waiting_for_port: Vec<(u8, Arc<RawId>)>, // bound: ending-ids
 }
 
 impl Device {
-    /// Opens the objects that the provider needs on the device of `context`. `port` is the port that the provider uses.
-    /// `managed` is true if librdmacm has opened the context.
+    /// Opens the objects that the provider needs on the device of `context`. The attributes of
+    /// `port` limit the capabilities. `managed` is true if librdmacm has opened the context.
     ///
     /// # Safety
     /// `context` stays live while `context_owner` exists.
@@ -85,11 +86,16 @@ impl Device {
         }
     }
 
-    /// Returns true if a port is down. If the port was up at its last event or query, the call does not query the device, because a query
-    /// is a command to the firmware. If the port was down, the call queries the device again: not every driver sends an event when the
-    /// carrier of a port changes (irdma sends none), and an event may be lost. On rxe the event may arrive late, so each call queries
-    /// the device, and queries it again if the port seems to be up. rxe reads the state of the port before it waits until a change of the
-    /// network interface is complete, so a query that begins during the change returns the old state (`rxe_query_port` in Linux 6.1).
+    /// Returns true if a port is down.
+    ///
+    /// - If the port was up at its last event or query, the call does not query the device, because
+    ///   a query is a command to the firmware.
+    /// - If the port was down, the call queries the device: not every driver sends an event when
+    ///   the carrier of a port changes (irdma sends none), and an event may be lost.
+    /// - On rxe the event may arrive late, so each call queries the device, and queries it again if
+    ///   the port seems to be up. rxe reads the state of the port before it waits until a change of
+    ///   the network interface is complete. So a query that begins during the change returns the
+    ///   old state (`rxe_query_port` in Linux 6.1).
     pub(super) fn is_down(&mut self, port: u8) -> bool {
         let is_rxe = self.limits.driver == Driver::Rxe;
         let known = self.ports.iter().find(|known| known.0 == port);
@@ -103,7 +109,8 @@ impl Device {
         down
     }
 
-    /// Returns the open device. Returns an error if it supports no regions with these rights.
+    /// Returns the open device. Returns an error if the device does not support regions with the
+    /// rights `access`, or was removed.
     pub(super) fn check_access(&self, access: Access) -> Result<&Arc<RawDevice>> {
         let features = self.info.capabilities.features;
         if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {

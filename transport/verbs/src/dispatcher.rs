@@ -85,8 +85,9 @@ impl Subscription {
         self.wake.as_raw_fd()
     }
 
-    /// Returns the next event for this subscriber. Returns `None` if no event is available. `read` reads one event from the system's queue.
-    /// Reads none while this subscriber's own queue has events, so that the queue of a subscriber that takes its events does not fill up.
+    /// Returns the next event for this subscriber. Returns `None` if no event is available. `read`
+    /// reads one event from the system's queue. It is not called while this subscriber's own queue
+    /// has events, so this queue does not fill up if the subscriber reads its events.
     pub(super) fn next(
         &self,
         mut read: impl FnMut() -> Result<Option<RawAsyncEvent>>,
@@ -131,10 +132,13 @@ fn subscribers() -> MutexGuard<'static, Subscribers> {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a number that is larger the more harm the loss of an event does. Nothing else reports
-/// that a device, a completion queue or a shared receive queue has failed. An event of a queue pair
-/// often belongs to another provider. Other signs, or a time limit, follow for an event that is not
-/// a failure of the queue pair.
+/// Returns the rank of an event. A full queue drops an event of the lowest rank first.
+///
+/// - Rank 2: a failure of a device, a completion queue or a shared receive queue, which nothing
+///   else reports.
+/// - Rank 1: a change of a port, or the failure of a queue pair, which often belongs to another
+///   provider.
+/// - Rank 0: an event whose loss does little harm, because another event or a time limit follows.
 const fn rank(event: &RawAsyncEvent) -> u8 {
     match event {
         RawAsyncEvent::DeviceFatal | RawAsyncEvent::CqError(_) | RawAsyncEvent::SrqError(_) => 2,
@@ -178,8 +182,8 @@ mod tests {
         assert!(elsewhere.end());
     }
 
-    /// The system makes no edge for a provider whose event another one has read. So the other one
-    /// must make it.
+    /// When one provider reads an event, the system makes no edge for the other providers of the
+    /// device. So the provider that reads the event must wake the others.
     #[test]
     fn an_event_wakes_the_providers_that_have_not_read_it() {
         let readable = |subscription: &Subscription| {
@@ -206,7 +210,8 @@ mod tests {
         assert!(!idle.end() && busy.end());
     }
 
-    /// If many connections end at the same time, their events must not displace those that end other connections.
+    /// If many connections end at the same time, the events of their last receives must not
+    /// displace events of failures.
     #[test]
     fn events_of_queue_pairs_do_not_displace_failures() {
         let (idle, busy) = (Subscription::new(80).unwrap(), Subscription::new(80).unwrap());

@@ -133,8 +133,8 @@ impl IdEntry {
         !matches!(self.state, IdState::WatchingDevice | IdState::AwaitingRequest)
     }
 
-    /// Returns the device in whose count of ids this id is. The provider's private ids are not
-    /// counted.
+    /// Returns the device whose number of ids (`Device::ids`) includes this id. Returns `None` for
+    /// a private id of the provider, and if the id has no device yet.
     pub(super) fn device_in_use(&self) -> Option<DeviceId> {
         self.device.filter(|_| self.state != IdState::WatchingDevice)
     }

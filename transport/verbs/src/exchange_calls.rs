@@ -37,8 +37,8 @@ pub(super) const MAX_CACHED: usize = 16;
 /// A local address and options, and the port and GID that were found for them: an entry of a cache.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
-/// A local address and options for which a search has found no port, and the time from which on
-/// connect requests cause the next search.
+/// A local address and options for which a search has found no usable port, and the time until
+/// which connect requests cause no further search.
 pub(super) type FailedSearch = (Option<SocketAddr>, ExchangeOptions, Instant);
 
 /// The state that all connections by out-of-band exchange share.
@@ -56,7 +56,7 @@ pub(super) struct Exchanges {
     /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for
     /// each connect.
     pub(super) port_gids: VecDeque<CachedPortGid>, // bound: exchange-searches
-    /// The searches for the ports of connect requests that have failed recently.
+    /// The recent searches that found no usable port for a connect request.
     pub(super) failed_searches: VecDeque<FailedSearch>, // bound: exchange-searches
 }
 
@@ -166,8 +166,8 @@ impl Exchanges {
         Ok(port_gid)
     }
 
-    /// Returns an error if the port is down. In this case, forgets the results of searches that have found it: the next search may find
-    /// another port of the device.
+    /// Returns an error if the port is down. In this case, removes the port from the cache: the
+    /// next search may find another port of the device.
     pub(super) fn check_found_port(&mut self, hub: &mut DeviceHub, device: DeviceId, port_gid: &PortGid) -> Result<()> {
         let checked = hub.check_port(Some(device), port_gid.port);
         if checked.is_err() {
@@ -276,12 +276,12 @@ impl Exchanges {
         Ok(())
     }
 
-    /// Returns the attributes that both sides use on a connection. The Request of the active side,
-    /// which is still connecting, decides some of the attributes.
+    /// Returns the attributes that both sides use on a connection. The active side chooses some of
+    /// them. The local side is the active one if the id is in the state `Connecting`.
     fn agreed(entry: &IdEntry, limits: &Limits, own: &Endpoint, peer: &Endpoint) -> Negotiated {
         let first = if entry.state == IdState::Connecting { own } else { peer };
-        // In each direction, the number of outstanding Reads is the smaller of two numbers: the one that the requester
-        // asks for (ORD), and the one that the responder supports (IRD).
+        // In each direction, the number of outstanding Reads is the smaller of two numbers: the
+        // requester's ORD and the responder's IRD.
         let read_depth = ReadDepth {
             responder_resources: own.responder_resources.min(peer.initiator_depth).into(),
             initiator_depth: own.initiator_depth.min(peer.responder_resources).into(),

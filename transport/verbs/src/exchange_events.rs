@@ -21,15 +21,17 @@ use rdma_transport::newcomers::Host;
 use rdma_transport::provider::DeviceId;
 use rdma_transport::slab::Key;
 
-/// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of these connections for
-/// each new peer: the oldest such connection of the host that has the most of them.
+/// The maximum number of streams on which the peer has not sent a Request. At the limit, the
+/// provider closes one of these streams for each new one: the oldest stream of the host that has
+/// the most of these streams.
 pub(super) const MAX_NEWCOMERS: usize = 256;
 /// The number of streams that a listener accepts before the provider processes other descriptors.
 const MAX_ACCEPTS: usize = 64;
 /// The time for which a listener accepts no streams after the system had no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The time from a search for the port of a connect request that has found none, or one that is down, to the next such search. A search
-/// reads all GID tables, so without a pause peers could keep the provider busy.
+/// The pause after a search for the port of a connect request that has found no port, or a port
+/// that is down. A search reads all GID tables, so without a pause peers could keep the provider
+/// busy.
 pub(super) const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
 impl Exchanges {
@@ -75,7 +77,7 @@ impl Exchanges {
                     self.set_deadline(hub, key, Some(now + ACCEPT_PAUSE));
                     return;
                 }
-                // This error means that the peer has closed the stream before the listener accepted it.
+                // Usually the peer has closed the stream before the listener accepted it.
                 Err(error) => log::debug!("accepting a stream: {error}"),
             }
         }
@@ -228,13 +230,14 @@ impl Exchanges {
         found
     }
 
-    /// Decrements the number of requests that wait at the listener, because the program has answered one.
+    /// Records that a connect request no longer waits for the program: removes the listener from
+    /// the entry of its id `key`, and decrements the listener's number of waiting requests.
     pub(super) fn request_answered(hub: &mut DeviceHub, key: Key) {
         let listener = hub.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
         Self::one_less_waits(hub, listener);
     }
 
-    /// Decrements the number of requests that wait at the listener.
+    /// Decrements the number of requests that wait at `listener`. Does nothing for `None`.
     pub(super) fn one_less_waits(hub: &mut DeviceHub, listener: Option<Key>) {
         let listening = listener.and_then(|listener| hub.ids.get_mut(listener)).and_then(IdEntry::listener_mut);
         if let Some(listening) = listening {

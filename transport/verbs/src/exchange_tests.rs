@@ -122,7 +122,8 @@ impl ExchangeTest {
         (id, self.verbs.local_address(id).unwrap())
     }
 
-    /// Gives a stream without a request to a listener. Returns the end of the peer.
+    /// Passes a stream on which no request was sent to a listener. Returns the peer's end of the
+    /// stream.
     fn newcomer(&mut self, listener: CmId) -> UnixStream {
         let (one, peer) = UnixStream::pair().unwrap();
         self.verbs.exchange().unwrap().accept_stream(listener, one.into(), self.now).unwrap();
@@ -235,8 +236,8 @@ fn read(stream: &mut impl Read) -> Vec<u8> {
     [&head[..], &body].concat()
 }
 
-/// A device may have several ports. If the program names the device and no port, the port with the address of the stream
-/// is used. If no port has this address, a port without a GID does not keep the others from being used.
+/// A device may have several ports. If the program names the device and no port, the port with the
+/// address of the stream is used. If no port has this address, the first port with a GID is used.
 #[test]
 fn the_port_of_a_named_device_is_that_of_the_address() {
     let options = on_fake0();
@@ -250,7 +251,7 @@ fn the_port_of_a_named_device_is_that_of_the_address() {
         assert_eq!((of_stream.port, of_stream.gid_index), (2, 0), "{addresses:?}");
         let other = chosen("192.0.2.1:0");
         assert_eq!(other.port, if addresses.is_empty() { 2 } else { 1 });
-        // Port 1 has a fitting entry with this index, but the stream is on port 2.
+        // Port 1 has an entry of RoCE version 2 at index 5, but the stream is on port 2.
         sysfs.write("ports/1/gids/5", "0000:0000:0000:0000:0000:ffff:0a00:0005");
         sysfs.write("ports/1/gid_attrs/types/5", "RoCE v2");
         let wrong = ExchangeOptions { gid_index: Some(5), ..options.clone() };
@@ -284,7 +285,8 @@ fn a_named_device_is_used_through_an_active_port() {
     let listener =
         world.verbs.exchange().unwrap().listen_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
-    // The streams have no IP address, so they are on no port. Returns the port of a connection.
+    // Resolves over a stream without an IP address, so no port has the stream's address. Returns
+    // the port that the provider has chosen.
     let resolve = |world: &mut ExchangeTest| {
         let (stream, _) = UnixStream::pair().unwrap();
         let (path, deadline) = (PathOptions::default(), world.now + LONG);
@@ -315,7 +317,8 @@ fn a_named_device_is_used_through_an_active_port() {
     let second = request(&mut world);
     let (id, _) = world.request();
     assert_eq!(port(&world, id), 2);
-    // Port 2 goes down, and port 1 comes up. Requests do not make the provider search again and again.
+    // Port 2 goes down, and port 1 comes up. Requests cause no further search before the pause is
+    // over.
     set_states(&world, ["4: ACTIVE\n", "1: DOWN\n"]);
     world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 2);
     world.fake.port_event(ev::IBV_EVENT_PORT_ACTIVE, 1);
@@ -345,7 +348,7 @@ fn a_port_without_a_subnet_manager_is_refused() {
     world.create_qp(id, device);
     let error = world.verbs.connect(id, &ConnectParam::default()).unwrap_err().to_string();
     assert!(error.contains("port 1 of fake0 is initializing: no subnet manager"), "{error}");
-    // The call has changed nothing: the id connects when its port is active.
+    // The failed call has changed nothing: the id connects when its port is active.
     world.fake.set_port(1, port_state::IBV_PORT_ACTIVE);
     world.verbs.connect(id, &ConnectParam::default()).unwrap();
     let mut stream = server.accept().unwrap().0;
@@ -368,8 +371,9 @@ fn a_link_local_source_has_the_scope_of_the_peer() {
     world.nothing_is_left(&[id], 0);
 }
 
-/// A peer may send as soon as it has the answer to its request. So a connection may hold a shared receive before it is established here. If
-/// the program destroys it then, the receive must not be lost with its queue pair.
+/// A peer may send as soon as it has the answer to its request. So the queue pair may have consumed
+/// a shared receive before `Established` is reported. If the program destroys the id in this state,
+/// the receive must not be lost with the queue pair.
 #[test]
 fn a_shared_receive_in_progress_is_not_lost_while_accepting() {
     let mut world = ExchangeTest::with(Personality { holds_a_receive: true, ..Personality::default() });
@@ -388,8 +392,8 @@ fn a_shared_receive_in_progress_is_not_lost_while_accepting() {
     assert!(world.verbs.next_deadline().is_some(), "and not for ever");
 }
 
-/// The side that connects sets the retry count of both sides. On rxe, 7 would mean no limit, also if the peer, which may have another
-/// device, has set it.
+/// The side that connects sets the retry count of both sides. On rxe, 7 would mean no limit, so the
+/// provider uses 6, even if the peer has set 7.
 #[test]
 fn rxe_uses_no_unlimited_retry_count_of_a_peer() {
     for (rxe, used) in [(false, 7), (true, 6)] {
@@ -590,7 +594,7 @@ fn has_ended(peer: &mut UnixStream) -> bool {
     matches!(peer.read(&mut [0]), Ok(0))
 }
 
-/// At the limit, each new stream without a request takes the place of the oldest one.
+/// At the limit, the provider closes the oldest stream without a request for each new stream.
 #[test]
 fn the_oldest_newcomer_gives_way() {
     let mut world = ExchangeTest::new();
@@ -607,8 +611,8 @@ fn the_oldest_newcomer_gives_way() {
     world.nothing_is_left(&[], 1);
 }
 
-/// The program answers no requests. Further ones are refused when as many wait as the listener
-/// allows, until one was answered.
+/// Requests that the program has not answered fill the listener's backlog. While the backlog is
+/// full, the provider refuses further requests.
 #[test]
 fn requests_that_wait_for_the_program_are_limited() {
     const BACKLOG: u32 = 3;
@@ -676,8 +680,8 @@ fn a_call_returns_although_sockets_are_ready() {
     world.nothing_is_left(&[], 1);
 }
 
-/// If the program takes the event of a resolved attempt after the attempt's deadline, it gets the failure only: it could not create a queue
-/// pair any more.
+/// If an attempt fails at its deadline before the program has read the event `Resolved`, the
+/// program gets only the failure: it could not create a queue pair any more.
 #[test]
 fn an_attempt_that_has_failed_is_not_resolved() {
     let mut world = ExchangeTest::new();
@@ -871,7 +875,8 @@ fn requests_without_a_port_do_not_search_each_time() {
     world.nothing_is_left(&[active, passive], 1);
 }
 
-/// Each local address of a stream needs a search for its port. Only so many results are remembered.
+/// Each local address of a stream needs a search for its port. The caches of the results have at
+/// most `MAX_CACHED` entries.
 #[test]
 fn the_results_of_searches_are_limited() {
     let mut world = ExchangeTest::new();
@@ -890,8 +895,8 @@ fn the_results_of_searches_are_limited() {
     assert_eq!((exchanges.port_gids.len(), exchanges.failed_searches.len()), (MAX_CACHED, MAX_CACHED));
 }
 
-/// Many requests have arrived. The provider reads the next one only after the program has taken the
-/// event of the one before.
+/// If many requests have arrived, the provider reads the next request only after the program has
+/// read the event of the previous one.
 #[test]
 fn requests_are_read_as_the_program_takes_them() {
     const REQUESTS: usize = 20;
@@ -948,12 +953,14 @@ fn the_program_brings_the_stream() {
     world.nothing_is_left(&[passive], 1);
 }
 
-/// After the end of a stream its peer reads the end of the stream, even if the program has another descriptor of the socket.
+/// When the provider ends a stream, the peer reads the end of the stream, even if the program has
+/// another descriptor of the socket.
 #[test]
 fn a_stream_ends_whatever_descriptors_the_program_has() {
     let mut world = ExchangeTest::new();
     let options = on_fake0();
-    // The bytes that the peer still reads, up to the end of the stream. An error means that the stream has not ended.
+    // Returns the bytes that the peer can still read, up to the end of the stream. Returns an error
+    // if the stream has not ended.
     let rest = |mut peer: UnixStream| {
         let mut rest = Vec::new();
         peer.set_nonblocking(true).unwrap();
@@ -1028,7 +1035,8 @@ fn a_request_is_handed_over() {
     world.nothing_is_left(&[active, second], 1);
 }
 
-/// The time between two retransmissions on a stream has a limit, where the kernel has one.
+/// The provider limits the time between two retransmissions on a stream, if the kernel has such a
+/// limit.
 #[test]
 fn a_stream_retransmits_often() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -45,7 +45,7 @@ pub(crate) struct QpState {
     pub(crate) in_error: bool,
     pub(crate) destroyed: bool,
     closing: bool,
-    /// The `wr_id` of the receive that the queue pair still holds.
+    /// The `wr_id` of a shared receive that is consumed but not completed.
     held: Option<u64>,
 }
 
@@ -61,12 +61,12 @@ struct FakeState {
     broken_queues: Vec<usize>,
     channel_broken: bool,
     regions: BTreeMap<u32, c_uint>,
-    /// The states of ports, as codes. Each other port is active.
+    /// The states of ports, as codes. A port without an entry is active.
     ports: BTreeMap<u8, c_uint>,
-    /// The MTUs of ports, as codes. Each other port has an MTU of 4,096 bytes.
+    /// The MTUs of ports, as codes. A port without an entry has an MTU of 4,096 bytes.
     mtus: BTreeMap<u8, c_uint>,
-    /// If true, registrations of memory wait, as registrations of gigabytes do. `registering` is the number of those
-    /// that wait.
+    /// If true, registrations of memory wait, to imitate registrations of gigabytes. `registering`
+    /// is the number of registrations in progress.
     holds_registrations: bool,
     registering: usize,
     /// The calls that fail, by name, with the error of each.
@@ -363,8 +363,8 @@ impl Fake {
         unsafe { (*qp.qp).pd.addr() }
     }
 
-    /// Makes the poll of the queue pair's receive completion queue fail that comes after its completions were polled. As on mlx5, the polls
-    /// after that one do not fail.
+    /// Makes one poll of the queue pair's receive completion queue fail: the next poll that finds
+    /// no completion in the queue. As on mlx5, later polls succeed.
     pub(crate) fn break_queue(&self, qp: &Handle) {
         // SAFETY: queue pairs are never freed.
         let cq = unsafe { (*qp.qp).recv_cq };

@@ -27,8 +27,8 @@ pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T>
     if pointer.is_null() { Err(TransportError::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// Calls `get` until no signal interrupts it. Returns true if it has returned 0, so there is an
-/// event, and false if no event is available.
+/// Calls `get`, and repeats the call if a signal has interrupted it. Returns true if `get` has
+/// returned 0, so it has read an event. Returns false if no event is available.
 pub(super) fn has_event(call: &'static str, mut get: impl FnMut() -> c_int) -> Result<bool> {
     while get() != 0 {
         let error = io::Error::last_os_error();
@@ -56,8 +56,9 @@ pub(super) fn key_of(context: *mut c_void) -> Key {
 /// The name of a queue pair, completion queue or shared receive queue. It is the queue's `context`, which the libraries return with events.
 /// The name consists of the slot of the provider's entry and of a number that is unique in this process.
 ///
-/// A provider may process the copy of an event after the queue was destroyed, and so may another provider. Because the name is unique, it
-/// never matches another queue, even if the other queue has the same slot or address.
+/// This provider, or another one of the process, may process the copy of an event after the queue
+/// was destroyed. Because the name is unique, it never matches another queue, even if the other
+/// queue has the same slot or address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueName(usize);
 
@@ -73,7 +74,8 @@ impl QueueName {
         Self(number | entry.slot() as usize & ((1 << NAME_SLOT_BITS) - 1))
     }
 
-    /// Returns the slot in the name. The entry in this slot has the queue, if the queue was not destroyed.
+    /// Returns the slot in the name. In the provider that created the queue, the entry in this slot
+    /// has the queue, unless the queue was destroyed.
     pub(super) const fn slot(self) -> u32 {
         self.0 as u32 & ((1 << NAME_SLOT_BITS) - 1)
     }
@@ -96,7 +98,8 @@ impl RawAddress {
         Self(address.into())
     }
 
-    /// Returns a pointer for calls that read the address. No such call keeps the pointer or changes the address.
+    /// Returns a pointer for calls that read the address. These calls do not keep the pointer or
+    /// change the address.
     pub(super) fn as_ptr(&self) -> *mut libc::sockaddr {
         self.0.as_ptr().cast::<libc::sockaddr>().cast_mut()
     }
@@ -161,8 +164,9 @@ pub(super) fn scoped(address: IpAddr) -> SocketAddr {
     }
 }
 
-/// Returns the local address `address` of a connection to `peer` as a socket address with port 0. Several network interfaces may have the
-/// same link-local address. So it gets the scope of the peer's address, if that has a scope: the peer is on that interface.
+/// Returns the local address `address` of a connection to `peer` as a socket address with port 0.
+/// Several network interfaces may have the same link-local address. So a link-local address gets
+/// the scope of the peer's address, if that has one: the peer is reached through that interface.
 pub(super) fn scoped_for(address: IpAddr, peer: Option<SocketAddr>) -> SocketAddr {
     let mut own = scoped(address);
     if let (SocketAddr::V6(own), Some(SocketAddr::V6(peer))) = (&mut own, peer) {

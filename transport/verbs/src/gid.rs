@@ -68,7 +68,7 @@ impl<'a> Port<'a> {
         line(&self.folder.join("link_layer")).is_some_and(|layer| layer == "Ethernet")
     }
 
-    /// Returns true if the port can carry traffic, as far as the kernel says.
+    /// Returns true if the port is active, or if the kernel does not list its state.
     fn is_active(&self) -> bool {
         // The line consists of the number and the name of a state of `ibv_port_state`: 4 is ACTIVE, and 5 is ACTIVE_DEFER.
         line(&self.folder.join("state")).is_none_or(|state| state.starts_with(['4', '5']))
@@ -154,8 +154,9 @@ impl<'a> Port<'a> {
             return Ok(None);
         }
         let Some(index) = options.gid_index else {
-            // If the port has no GID for the stream's address, the program has named a device on another network than the stream. Prefer a
-            // GID whose address has the same family as the stream's address. In this case, never use the GID of a link-local address.
+            // If the port has no GID for the stream's address, the program has named a device on
+            // another network than the stream. Then prefer a GID whose address has the same family
+            // as the stream's address, and never use the GID of a link-local address.
             let same_family = |gid: [u8; 16]| source.is_none_or(|source| is_v4(gid) == source.is_ipv4());
             let by_family = || {
                 let wide = |gid: [u8; 16]| !Ipv6Addr::from(gid).is_unicast_link_local();
@@ -265,7 +266,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
                 Ok(Some(port_gid)) => return Ok(port_gid),
                 Ok(None) => {}
                 Err(error) if source.is_some_and(|source| port.is_at(root, source)) => return Err(error),
-                // Another port may have a GID.
+                // Another port may have a GID, so try the other ports before returning the error.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }

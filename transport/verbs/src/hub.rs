@@ -1,6 +1,6 @@
 //! [`DeviceHub`]: the state that all parts of the provider share: the ids, the devices, and the
-//! events that the program has not read yet. A part owns its own state and takes the hub as an
-//! argument. The hub does not know the parts.
+//! events that the program has not read yet. A part, such as the queues or the regions, owns its
+//! own state and takes the hub as an argument. The hub does not know the parts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,8 +53,8 @@ pub(super) struct CmEventSet {
 }
 
 impl CmEventSet {
-    /// Polls the descriptors, and records which of them are ready. Returns whether at least one is
-    /// ready, and whether the waker is.
+    /// Polls the descriptors, and records which of them are ready. The first flag of the result is
+    /// true if any descriptor may be ready, and the second if the waker is ready.
     pub(super) fn poll(&mut self) -> Result<(bool, bool)> {
         match self.poll.poll(&mut self.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok((true, false)),
@@ -87,7 +87,7 @@ pub(super) struct DeviceHub {
     pub(super) connector: Connector,
     pub(super) ids: Slab<IdEntry>,   // bound: connections, pending, exchange-newcomers
     pub(super) devices: Vec<Device>, // local: the devices
-    /// Removed devices that may have no id any more. `Verbs::settle` closes those.
+    /// Removed devices whose last id may be gone. `Verbs::settle` closes those that have no id.
     pub(super) left: Vec<DeviceId>, // local: the devices
     /// Events that the program has not read yet.
     pub(super) events: VecDeque<CmEvent>, // bound: events
@@ -252,7 +252,8 @@ impl DeviceHub {
         }
     }
 
-    /// Returns an error if the port is down and the connection manager would send through it.
+    /// Returns an error if the port is down. Never returns an error for iWARP, or if `device` is
+    /// `None`.
     pub(super) fn check_port(&mut self, device: Option<DeviceId>, port: u8) -> Result<()> {
         let device = device.and_then(|device| self.devices.get_mut(device.0 as usize));
         device.map_or(Ok(()), |device| device.check_port(port))

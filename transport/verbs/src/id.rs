@@ -1,4 +1,4 @@
-//! [`RawId`]: the sole owner of a connection-manager id and its queue pair.
+//! [`RawId`]: a connection-manager id and its queue pair, which it destroys on drop.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
@@ -42,7 +42,8 @@ enum ConnectMethod {
     Exchange { port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr> },
 }
 
-/// The owner of an id and its queue pair. It shares the ownership of the objects on which these depend.
+/// A connection-manager id and its queue pair, which are destroyed on drop. It keeps the objects
+/// alive on which they depend.
 #[derive(Debug)]
 pub(super) struct RawId {
     method: ConnectMethod,
@@ -389,9 +390,10 @@ fn modify(qp: *mut ibv_qp, (mut attr, mask): Change) -> Result<()> {
 }
 
 impl RawId {
-    /// Destroys an id and its queue pair, if nothing else owns the id. Fails if the device does not release the queue pair. If another
-    /// thread still has an `Arc` of the id, that thread destroys the id later. In this case, returns `stopped`, which the caller has set to
-    /// `Ok` if the queue pair is in the error state.
+    /// Destroys an id and its queue pair, if nothing else owns the id. Fails if the device does not
+    /// release the queue pair. If another thread still has an `Arc` of the id, that thread destroys
+    /// the id later, and the call returns `stopped`: the result of putting the queue pair into the
+    /// error state.
     pub(super) fn destroy(this: Arc<Self>, stopped: Result<()>) -> Result<()> {
         Arc::into_inner(this).map_or(stopped, |mut id| id.destroy_qp())
     }

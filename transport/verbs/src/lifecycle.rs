@@ -80,7 +80,8 @@ impl DeviceHub {
         let registry = self.event_set.poll.registry();
         for (nth, fd) in fds.iter().enumerate() {
             if let Err(source) = registry.register(&mut SourceFd(fd), Token(ASYNC + index), Interest::READABLE) {
-                // The library keeps the device's descriptor open. If it stayed registered, each later attempt would fail.
+                // The library keeps the device's descriptors open. If one stayed registered, each
+                // later attempt to add the device would fail.
                 for fd in &fds[..nth] {
                     if let Err(error) = registry.deregister(&mut SourceFd(fd)) {
                         log::debug!("deregistering a device: {error}");
@@ -116,7 +117,7 @@ impl DeviceHub {
         self.add_device(device)
     }
 
-    /// Returns the device that has this address of the local host. Asks the connection manager.
+    /// Returns the device to which the connection manager binds this address of the local host.
     pub(super) fn device_at_address(&mut self, address: IpAddr) -> Result<DeviceId> {
         let id = RawId::create(self.manager()?, Service::Connected)?;
         id.bind(&RawAddress::new(ffi::scoped(address)))
@@ -161,7 +162,7 @@ impl DeviceHub {
 
     /// Destroys an id that was removed from the table. Fails if the device may still use the memory
     /// of the id's work requests. If another thread has an `Arc` of the id, that thread destroys it
-    /// later. In this case, returns `stopped`, which is `Ok` if the queue pair is in the error
+    /// later, and the call returns `stopped`: the result of putting the queue pair into the error
     /// state.
     pub(super) fn destroy(&mut self, id: IdEntry, stopped: Result<()>) -> Result<()> {
         let IdEntry { raw, device, handshaking, state, .. } = id;
@@ -187,8 +188,8 @@ impl DeviceHub {
         self.leave_device(device);
     }
 
-    /// Counts one id less on a device. If the device was removed, [`Verbs`](super::Verbs) closes it
-    /// after its last id.
+    /// Decrements the number of ids on a device. If the device was removed,
+    /// [`Verbs`](super::Verbs) closes it when it has no id any more.
     pub(super) fn leave_device(&mut self, device: Option<DeviceId>) {
         let Some(device) = device else { return };
         let entry = &mut self.devices[device.0 as usize];
@@ -198,8 +199,8 @@ impl DeviceHub {
         }
     }
 
-    /// Closes a removed device. The caller has destroyed all objects on it. Then the kernel can
-    /// finish the removal.
+    /// Closes a removed device, so that the kernel can finish the removal. The caller has destroyed
+    /// all objects on the device.
     pub(super) fn close(&mut self, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         entry.armed = 0;

@@ -26,7 +26,8 @@ use rdma_transport::provider::DeviceId;
 use rdma_transport::registrar::{Registrar, Registration};
 use rdma_transport::slab::Slab;
 
-/// The owner of one registration. It keeps the registered memory alive by an `Arc`.
+/// A registration of memory with a device, which is released on drop. It keeps the memory alive by
+/// an `Arc`.
 #[derive(Debug)]
 pub(super) struct RawRegion {
     /// The registration. Null after it was released.

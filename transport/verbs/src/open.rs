@@ -20,7 +20,8 @@ use rdma_transport::slab::Key;
 
 const NODES: &str = "/dev/infiniband";
 
-/// The answer to a question: can an address be used through an RDMA device?
+/// The result of [`Verbs::reaches`] and [`Verbs::serves`]: the device for an address, or the reason
+/// why no device can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 // local: the text of one error
 pub enum Reach {
@@ -81,8 +82,8 @@ impl Verbs {
         let rc = loop {
             // SAFETY: `fd` is one descriptor, and exists until the call returns.
             let rc = unsafe { libc::poll(&raw mut fd, 1, timeout) };
-            // A signal of the program says nothing about the peer. The wait has an end nevertheless: the kernel reports a failure after
-            // the time limit of `resolve_address`.
+            // If a signal of the program has interrupted the wait, wait again. The loop ends,
+            // because the kernel reports a failure after the time limit of `resolve_address`.
             if rc >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
                 break rc;
             }

@@ -1,4 +1,4 @@
-//! [`Verbs`]: the parts of the provider, and the functions for which several of them are needed.
+//! [`Verbs`]: the parts of the provider, and the functions that use several of these parts.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -121,8 +121,8 @@ impl Verbs {
         ended
     }
 
-    /// Destroys the kept queue pairs of the devices that were removed. Closes each of these
-    /// devices, and destroys all objects on it, if no id is on it any more.
+    /// Destroys the queue pairs of removed devices that wait for their last shared receive. Closes
+    /// each of these devices, and destroys all objects on it, if no id is on it any more.
     pub(super) fn settle(&mut self) {
         while let Some(device) = self.hub.left.pop() {
             self.queues.retire_now(&mut self.hub, device);

@@ -19,8 +19,8 @@ use super::id::RawId;
 use rdma_transport::error::{Result, TransportError};
 
 impl Device {
-    /// Returns an error if the port is down and the connection manager would send through it. On
-    /// iWARP each id has a TCP connection instead, so there is never an error.
+    /// Returns an error if the port is down. Never returns an error for iWARP, where each id has a
+    /// TCP connection.
     pub(super) fn check_port(&mut self, port: u8) -> Result<()> {
         let planted = rdma_transport::planted("a-request-through-a-port-that-is-down");
         if planted || self.limits.iwarp || !self.is_down(port) {
@@ -30,11 +30,11 @@ impl Device {
         Err(TransportError::NoDevice { reason: format!("port {port} of {name} is down; `rdma link` shows it") })
     }
 
-    /// Destroys an id on the device. If the connection manager would send through a port that is
-    /// down, the id is destroyed later instead. Fails if the device may still use the memory of the
-    /// id's work requests. If another thread still shares the id, that thread destroys it later. In
-    /// this case, returns `stopped`, which the caller has set to `Ok` if the queue pair is in the
-    /// error state.
+    /// Destroys an id on the device. On rxe, if the connection manager would send through a port
+    /// that is down, flushes the queue pair and keeps the id until the port is up. If another
+    /// thread shares the id, that thread destroys it later, and the call returns `stopped`: the
+    /// result of putting the queue pair into the error state. Fails if the device may still use
+    /// the memory of the id's work requests.
     pub(super) fn destroy_raw(&mut self, state: IdState, raw: Arc<RawId>, stopped: Result<()>) -> Result<()> {
         let silent = matches!(
             state,
@@ -51,8 +51,7 @@ impl Device {
         stopped
     }
 
-    /// Destroys each kept id of the device if the id's port is up now. An id is kept if the program destroys it while
-    /// its port is down.
+    /// Destroys each id in `waiting_for_port` if its port is up now.
     pub(super) fn ports_changed(&mut self) {
         for (port, raw) in std::mem::take(&mut self.waiting_for_port) {
             if self.is_down(port) || rdma_transport::planted("an-id-waits-for-its-port-for-ever") {
@@ -61,7 +60,7 @@ impl Device {
         }
     }
 
-    /// Destroys the kept ids of the device even if their port is down, because the device was
+    /// Destroys all ids in `waiting_for_port`, even if their port is down, because the device was
     /// removed, or because the provider is being dropped.
     pub(super) fn release_waiting(&mut self, connector: &Connector) {
         for (port, raw) in std::mem::take(&mut self.waiting_for_port) {

@@ -6,7 +6,8 @@ use rdma_transport::slab::Key;
 /// Finds the handle of a queue pair by its number, with two array accesses and no search. Numbers have 24 bits, and most devices assign
 /// consecutive numbers. A number of more than 24 bits is not stored, and completions with such a number name no queue pair.
 ///
-/// Over time a device assigns numbers from its whole range. So the memory of a page is freed when the page has no queue pair any more.
+/// Over time a device assigns numbers from its whole range. So the map frees a page, which covers
+/// 1024 consecutive numbers, when no queue pair has one of these numbers any more.
 #[derive(Debug, Default)]
 pub(super) struct QpNumbers {
     pages: Vec<Option<Box<NumberPage>>>, // bound: connections
@@ -16,7 +17,7 @@ pub(super) struct QpNumbers {
 #[derive(Debug)]
 struct NumberPage {
     qps: [QpId; QpNumbers::PAGE],
-    /// The number of handles in `qps`.
+    /// The number of entries of `qps` that are not `NONE`.
     used: usize,
 }
 

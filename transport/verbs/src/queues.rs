@@ -247,8 +247,9 @@ impl DeviceQueues {
         }
     }
 
-    /// Polls the completion queue of a queue pair's shared receives. Stores the completions in the stash, from which the program's next
-    /// polls take them. The caller calls this before and after it destroys the queue pair.
+    /// Polls the completion queue for the shared receives of `gone`, a queue pair that is being
+    /// destroyed. Stores all completions in the stash, from which the program's next polls take
+    /// them. The caller calls this before and after it destroys the queue pair.
     pub(super) fn stash_completions(&mut self, hub: &mut DeviceHub, key: Key, gone: &Qp) {
         let cq = gone.attr.recv_cq;
         let Some(entry) = self.cqs.get(cq.0) else { return };
@@ -295,8 +296,9 @@ impl DeviceQueues {
         }
     }
 
-    /// Polls a completion queue for the program. If the poll fails, the queue is marked as failed and is not polled
-    /// again, and the connections that use the queue end. The completions that were taken before are returned.
+    /// Polls a completion queue for the program. If the poll fails, the queue is marked as failed
+    /// and is not polled again, and the connections that use the queue end. The call still returns
+    /// the completions that it took before the failure.
     pub(super) fn poll(
         &mut self,
         hub: &mut DeviceHub,
@@ -346,8 +348,8 @@ impl DeviceQueues {
         local_log!(Error, "{why}");
         let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
         hub.path_failed(on_it, &why);
-        // The failure may have been found by a poll, or when the queue was armed. Then nothing else
-        // makes the channel readable.
+        // If a poll or the arming of the queue has found the failure, nothing else makes the
+        // connection-manager channel readable.
         hub.connector.wake();
     }
 

@@ -49,8 +49,8 @@ impl DeviceQueues {
         self.retiring.push_back(RetiringQp { key, qp, raw, device, state, until: now + LIMIT });
     }
 
-    /// Destroys the kept queue pair that has this name, because its last shared receive has completed, and returns
-    /// true. Returns false if no kept queue pair has this name.
+    /// Destroys the queue pair with this name, because its last shared receive has completed, and
+    /// returns true. Returns false if no queue pair in `retiring` has this name.
     pub(super) fn last_receive(&mut self, hub: &mut DeviceHub, name: QueueName) -> bool {
         let Some(index) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
         if let Some(retiring) = self.retiring.remove(index) {
@@ -59,7 +59,7 @@ impl DeviceQueues {
         true
     }
 
-    /// Destroys the kept queue pairs whose time limit has passed.
+    /// Destroys the queue pairs in `retiring` whose time limit has passed.
     pub(super) fn retire_overdue(&mut self, hub: &mut DeviceHub, now: Instant) {
         let never = rdma_transport::planted("a-last-receive-is-awaited-for-ever");
         while !never && self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
@@ -70,7 +70,7 @@ impl DeviceQueues {
         }
     }
 
-    /// Destroys all kept queue pairs of a device immediately.
+    /// Destroys all queue pairs of a device in `retiring`, without waiting for their events.
     pub(super) fn retire_now(&mut self, hub: &mut DeviceHub, device: DeviceId) {
         let all = std::mem::take(&mut self.retiring);
         let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|retiring| retiring.device == device);

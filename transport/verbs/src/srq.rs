@@ -12,7 +12,7 @@ use rdma_transport::provider::{CqId, PostError};
 use rdma_transport::slab::Key;
 use rdma_transport::wr::RecvWr;
 
-/// The sole owner of a shared receive queue.
+/// A shared receive queue of libibverbs, which is destroyed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct RawSrq {
     raw: *mut ibv_srq,

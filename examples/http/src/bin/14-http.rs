@@ -1,6 +1,6 @@
 //! HTTP/1 and HTTP/2 over RDMA, by hyper: a server that returns the body of each request, and 1,000
-//! tasks that check it. Takes the network: `iwarp`, `shm`, `tls`, or `tcp` (sockets of tokio, to
-//! compare). HTTP/1 needs 2,100 descriptors (`ulimit -n`).
+//! tasks that check it. The argument is the network: `iwarp`, `shm`, `tls`, or `tcp` (sockets of
+//! tokio, to compare). HTTP/1 needs 2,100 descriptors (`ulimit -n`).
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -23,7 +23,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::either::Either;
 
-/// With HTTP/1, each task has a connection. With HTTP/2, they share four.
+/// The number of tasks. With HTTP/1, each task has its own connection. With HTTP/2, all tasks share
+/// four connections.
 const TASKS: usize = 1_000;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;

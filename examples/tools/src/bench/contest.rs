@@ -39,12 +39,12 @@ pub struct Contest {
     pub place: Option<PlotPoint>,
     /// The target that this library's result must meet.
     pub target: RowTarget,
-    /// The target applies to rounds in which the processors have this distance. If it is `None`, the target applies to the rounds with the
-    /// nearest measured distance.
+    /// The distance between the processors in the rounds to which the target applies. If it is
+    /// `None`, the target applies to the rounds with the nearest measured distance.
     pub at: Option<Distance>,
     /// The competitor that this library is compared with.
     pub theirs: Competitor,
-    /// The work that this library does.
+    /// The measurement of this library.
     pub ours: Work,
     /// The security of this library's connections; `None` if they are not secured.
     pub mode: Option<SecurityMode>,
@@ -55,22 +55,22 @@ pub struct Contest {
 pub enum Competitor {
     /// There is no competitor: only this library is measured.
     Nobody,
-    /// Work that is done without any library, such as an exchange over bare TCP sockets.
+    /// A measurement without any library, such as an exchange over bare TCP sockets.
     Bare(Baseline),
     /// A program of another project.
     Peer(PeerProgram),
     /// `sockperf` in an open loop. `sockperf` and this library send the same number of messages per second: the share `LOAD` of the
     /// maximum rate of the slower one.
     OpenLoop,
-    /// This library with the same work, on connections that are not secured.
+    /// This library with the same measurement, on connections that are not secured.
     Plain,
-    /// This library with other work. The text describes the other work in the table.
+    /// This library with another measurement, which the text describes in the table.
     Otherwise(&'static str, Work),
     /// `openssl s_server` and `openssl s_client`. The field is the number of bytes to send.
     Openssl(u64),
 }
 
-/// Work that is done without a library.
+/// A measurement without a library.
 #[derive(Clone, Copy, Debug)]
 pub enum Baseline {
     /// TCP: the kind of exchange, the size of a message in bytes, and the number of iterations.
@@ -120,7 +120,8 @@ impl Baseline {
         }
     }
 
-    /// Returns the same work with one message, on at most [`work::SMOKE_CONNECTIONS`] connections.
+    /// Returns the same measurement with one message, on at most [`work::SMOKE_CONNECTIONS`]
+    /// connections.
     fn smoke(self) -> Self {
         match self {
             Self::Tcp(kind, size, _) => Self::Tcp(kind, size, 1),
@@ -133,7 +134,8 @@ impl Baseline {
         }
     }
 
-    /// Returns true if this work runs two threads that poll memory without pause, for more than one message.
+    /// Returns true if this measurement runs two threads that poll memory without pause, for more
+    /// than one message.
     const fn spins(self) -> bool {
         matches!(self, Self::RingLatency(2..) | Self::RingRate(2..) | Self::RingTouched(_, 2..))
     }
@@ -196,7 +198,8 @@ impl Competitor {
 type RoundSamples = (Option<Sample>, Sample);
 
 impl Contest {
-    /// Returns the work that uses `rdma-pingpong`: this library's work, the competitor's work, both or none.
+    /// Returns the measurements that use `rdma-pingpong`: this library's, the competitor's, both or
+    /// none.
     pub fn pingpongs(&self) -> Vec<Pingpong> {
         let theirs = if let Competitor::Otherwise(_, work) = &self.theirs { Some(work) } else { None };
         let of = |work: &Work| if let Work::Pingpong(work) = work { Some(work.clone()) } else { None };

@@ -42,7 +42,7 @@ const SENDS: u32 = 64;
 const RECEIVES: u32 = 1024;
 /// The length in bytes of the datagram by which the client requests the result of a flood.
 const END: usize = 1;
-/// The client requests the result again if no answer has arrived after this time.
+/// The time after which the client requests the result again, if no answer has arrived.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The result of a flood: the number of received bytes, and the time from the first datagram to the last.
@@ -282,7 +282,7 @@ struct DatagramClient {
     to: Option<(EndpointId, PeerId)>,
     bytes: Vec<u8>,
     count: u64,
-    /// In a flood, the number of datagrams that were sent. Otherwise, the number of echoes that have returned.
+    /// The number of datagrams that were sent in a flood, or of echoes that have returned.
     done: u64,
     warmup: u64,
     sent_at: Instant,

@@ -41,8 +41,9 @@ pub fn is_raised() -> bool {
     state().raised
 }
 
-/// Makes a signal end a child process, whose standard input this is. `index` is 0 for the server and 1 for the client. The input stays open
-/// until the next call with this index. If a signal has arrived already, ends the child process immediately.
+/// Makes a signal end the child process that reads `input` as its standard input. `index` is 0 for
+/// the server and 1 for the client. The input stays open until the next call with this index. If a
+/// signal has arrived already, ends the child process immediately.
 pub fn ends(index: usize, input: Option<ChildStdin>) {
     let mut state = state();
     state.inputs[index] = input.filter(|_| !state.raised);

@@ -2,11 +2,13 @@
 //! one-sided operations with bare TCP and with programs of other projects. It also compares secured connections with plain ones and
 //! with `openssl`.
 //!
-//! Each round of a [`contest`] runs two processes, each on a separate processor ([`pair`]). The [`distance`] of these processors is probed
-//! before and after. The [`rows`] of the table name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this library
-//! itself with other [`work`]. Work that `rdma-pingpong` cannot do is in [`one_sided`], [`mix`], [`many`], [`datagrams`] and [`secured`].
-//! In an [`outcome`], a figure is the median of the figures of all rounds, and a ratio is the median of the ratios of all rounds.
-//! A signal ends the program in order ([`interrupt`]).
+//! Each round of a [`contest`] runs two processes, each on a separate processor ([`pair`]). The
+//! [`distance`] of these processors is probed before and after. The [`rows`] of the table name the
+//! competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this library itself with
+//! other [`work`]. Measurements that `rdma-pingpong` cannot do are in [`one_sided`], [`mix`],
+//! [`many`], [`datagrams`] and [`secured`]. In an [`outcome`], a figure is the median of the
+//! figures of all rounds, and a ratio is the median of the ratios of all rounds. A signal ends the
+//! program in order ([`interrupt`]).
 
 pub mod contest;
 pub mod datagrams;
@@ -273,7 +275,8 @@ fn compare(cli: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     let before = Times::now();
     let outcomes = contest::run(wanted, &contests, &processors);
-    // The failure of an interrupted round is none, and the table has what was measured before.
+    // A signal makes the current round fail. This is not reported as a failure, and the table has
+    // the rounds before it.
     let is_interrupted = interrupt::is_raised();
     let outcomes = match outcomes {
         Err(_) if is_interrupted => return Ok(Ending::Interrupted.into()),
@@ -342,7 +345,7 @@ fn compare(cli: &BenchArgs) -> Result<ExitCode, Failure> {
     ];
     for (file, option, draw) in pictures {
         match file.map(|file| file.write(&draw(&outcomes)?)) {
-            // The row of this picture has its reason in the table.
+            // The table already has the reason why this picture's contest has no result.
             Some(Err(failure)) if !all_ran || is_interrupted => out.line(format_args!("{option}: {failure}")),
             Some(written) => written?,
             None => {}

@@ -32,7 +32,8 @@ pub struct Outcome {
     /// The name of the competitor; empty if there is none.
     pub against: &'static str,
     target: RowTarget,
-    /// The target applies to rounds in which the processors have this distance. `None` if the contest names no distance.
+    /// The distance between the processors in the rounds to which the target applies. `None` if the
+    /// contest names no distance.
     wanted_at: Option<Distance>,
     /// The command line of the competitor, if it is a program of another project.
     command: Option<String>,

@@ -18,11 +18,11 @@ use crate::pingpong::server::LISTENING;
 
 use super::interrupt;
 
-/// If this is the first argument of `bench`, the program behaves as `rdma-pingpong`.
+/// The first argument of `bench` that makes the program behave as `rdma-pingpong`.
 pub const PINGPONG: &str = "pingpong";
 
-/// The processors that this process may use. The server runs on the first one, the client on the second. With none (the default), both
-/// run on any.
+/// The processors that this process may use. The server runs on the first one, the client on the
+/// second. If the list is empty (the default), both run on any processor.
 // local: processors of the machine
 #[derive(Debug, Default)]
 pub struct Processors {
@@ -116,8 +116,10 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
     processors.choose(0);
     let mut command = Command::new(&program);
-    // The server ends when its standard input closes, and so does the client, or it ends with its server. The pipes close even if this
-    // process is killed, so neither outlives this process. Both get their own process groups, so that Ctrl-C signals only this process.
+    // Each child process ends when its standard input closes; the client also ends when its server
+    // ends. The pipes close even if this process is killed, so no child process outlives this
+    // process. Both children get their own process groups, so that Ctrl-C signals only this
+    // process.
     command.args(server).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
     interrupt::ends(0, server.0.stdin.take());
@@ -142,11 +144,11 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
 }
 
-/// Ends this process when its standard input ends. The process that has started this one has then ended, or a signal has ended its
-/// measurement.
+/// Starts a thread that ends this process when its standard input ends: the parent process has
+/// ended, or a signal has ended the parent's measurement.
 pub fn end_with_stdin() {
     thread::spawn(|| {
-        // A failure to read is the end, too.
+        // A read error counts as the end of the input.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         process::exit(1);
     });

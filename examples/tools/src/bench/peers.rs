@@ -45,8 +45,9 @@ impl Ucx {
     }
 }
 
-/// A program of another project, with its work. In its command lines, `PORT` stands for the port that both sides use. `SERVER` and `CLIENT`
-/// stand for the numbers of the two sides' processors.
+/// A program of another project, with its measurement. In its command lines, `PORT` stands for the
+/// port that both sides use. `SERVER` and `CLIENT` stand for the numbers of the two sides'
+/// processors.
 // local: programs of the benchmark
 #[derive(Clone, Debug)]
 pub struct PeerProgram {
@@ -58,29 +59,30 @@ pub struct PeerProgram {
     read: fn(&str) -> Option<f64>,
     /// The factor that converts the result to the unit of the contest.
     scale: f64,
-    /// Finds the quantiles in the output of an open loop; `None` for other work.
+    /// Finds the quantiles in the output of an open loop; `None` for other measurements.
     tail: Option<fn(&str) -> Option<Tail>>,
     /// True if the program's TCP connections use the system's congestion control, because the program has no flag for another one.
     keeps_system_congestion: bool,
 }
 
 impl PeerProgram {
-    /// Measures the half round trip of UCX, in us: the median of the last 2,048 round trips. Both sides poll, or sleep if `flags` has
-    /// `-E sleep`.
+    /// Returns the program that measures the half round trip of UCX, in us: the median of the last
+    /// 2,048 round trips. Both sides poll, or sleep if `flags` has `-E sleep`.
     #[must_use]
     pub fn ucx_latency(ucx: Ucx, size: u32, iterations: u64, flags: &str) -> Self {
         let work = format!("-t tag_lat -s {size} -n {iterations} -w {} {flags}", iterations / 10);
         Self::ucx(ucx, &work, flags, |text| column(text, ',', "50.0_percentile_lat"), 1.0)
     }
 
-    /// Measures the rate at which UCX sends messages one way, in messages per second.
+    /// Returns the program that measures the rate at which UCX sends messages one way, in messages
+    /// per second.
     #[must_use]
     pub fn ucx_rate(ucx: Ucx, size: u32, iterations: u64) -> Self {
         let work = format!("-t tag_bw -s {size} -n {iterations} -w {}", iterations / 10);
         Self::ucx(ucx, &work, "", |text| column(text, ',', "overall_mr"), 1.0)
     }
 
-    /// Measures the throughput of UCX one way, in Gbit/s.
+    /// Returns the program that measures the throughput of UCX one way, in Gbit/s.
     #[must_use]
     pub fn ucx_throughput(ucx: Ucx, size: u32, iterations: u64) -> Self {
         Self { scale: f64::from(size) * 8e-9, ..Self::ucx_rate(ucx, size, iterations) }
@@ -100,7 +102,8 @@ impl PeerProgram {
         }
     }
 
-    /// Measures the half round trip of libfabric, in us. This is the mean, because the program prints no median. Both sides poll.
+    /// Returns the program that measures the half round trip of libfabric, in us. The result is the
+    /// mean, because the program prints no median. Both sides poll.
     #[must_use]
     pub fn libfabric_latency(provider: &str, size: u32, iterations: u64) -> Self {
         let work = format!("-p {provider} -e rdm -I {iterations} -S {size}");
@@ -116,21 +119,25 @@ impl PeerProgram {
         }
     }
 
-    /// Measures the median half round trip of `sockperf`, in us. Both sides sleep.
+    /// Returns the program that measures the median half round trip of `sockperf`, in us. Both
+    /// sides sleep.
     #[must_use]
     pub fn sockperf_latency(size: u32) -> Self {
         Self::sockperf("ping-pong", &format!("-m {size} -t 1"), |text| after(text, "percentile 50.000 ="))
     }
 
-    /// Measures the rate at which `sockperf` sends messages one way, in messages per second.
+    /// Returns the program that measures the rate at which `sockperf` sends messages one way, in
+    /// messages per second.
     #[must_use]
     pub fn sockperf_rate(size: u32) -> Self {
         Self::sockperf("throughput", &format!("-m {size} -t 1"), |text| after(text, "Message Rate is"))
     }
 
-    /// Measures an open loop with messages of 64 B, by `sockperf`. With a rate in messages per second, the result is the p99 of the round
-    /// trip, in us. Without a rate, the result is the number of answers per second. A round trip begins when its message is sent. The
-    /// client's sending thread polls the clock. The client's receiving thread runs on the same processor as the server.
+    /// Returns the program that measures an open loop with messages of 64 B, by `sockperf`. With a
+    /// rate in messages per second, the result is the p99 of the round trip, in us. Without a rate,
+    /// the result is the number of answers per second. A round trip begins when its message is
+    /// sent. The client's sending thread polls the clock. The client's receiving thread runs on the
+    /// same processor as the server.
     #[must_use]
     pub fn sockperf_open_loop(rate: Option<u64>) -> Self {
         let mps = rate.map_or_else(|| "max".into(), |rate| rate.to_string());
@@ -157,7 +164,7 @@ impl PeerProgram {
         }
     }
 
-    /// Measures the throughput of `iperf3` one way, in Gbit/s.
+    /// Returns the program that measures the throughput of `iperf3` one way, in Gbit/s.
     #[must_use]
     pub fn iperf3(size: u32) -> Self {
         let congestion = machine::own_congestion().map_or_else(String::new, |name| format!(" -C {name}"));

@@ -1,4 +1,4 @@
-//! The rows of the table: each combines work, a competitor, and a target.
+//! The rows of the table: each combines a measurement of this library, a competitor, and a target.
 
 use crate::pingpong::figures::size_label;
 use crate::pingpong::job;
@@ -40,7 +40,8 @@ fn row(name: &str, target: RowTarget, theirs: Competitor, ours: impl Into<Work>)
     Contest { name: name.into(), place: None, target, at: None, theirs, ours: ours.into(), mode: None }
 }
 
-/// Returns the work that measures the maximum rate of an open loop. The round then chooses the rate of its open loop from this result.
+/// Returns the measurement of the maximum rate of an open loop. The round then chooses the rate of
+/// its open loop from this result.
 fn limitless() -> Pingpong {
     Pingpong::open_loop_limit()
 }

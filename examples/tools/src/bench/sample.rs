@@ -12,7 +12,7 @@ pub struct Sample {
     /// The processor time for each message, in us: first the time of the client, then the time of the server. `None` if it was not
     /// measured.
     pub processor_us: Option<[f64; 2]>,
-    /// The quantiles of the round trip in an open loop, in us; `None` for other work.
+    /// The quantiles of the round trip in an open loop, in us; `None` for other measurements.
     pub tail: Option<Tail>,
 }
 

@@ -6,15 +6,15 @@ use std::fmt;
 /// The target that this library must meet in one row of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowTarget {
-    /// At most this many times the competitor's latency.
+    /// The latency is at most this multiple of the competitor's.
     TimesLatency(f64),
-    /// At least this many times the competitor's throughput.
+    /// The throughput is at least this multiple of the competitor's.
     TimesThroughput(f64),
-    /// At least this many times the competitor's messages per second.
+    /// The number of messages per second is at least this multiple of the competitor's.
     TimesRate(f64),
-    /// At least this many messages per second.
+    /// The number of messages per second is at least this.
     Rate(f64),
-    /// At most this latency, in us.
+    /// The latency is at most this, in us.
     Latency(f64),
     /// There is no target. The result is reported in this unit.
     Figure(&'static str),

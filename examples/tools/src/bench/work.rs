@@ -1,4 +1,4 @@
-//! The work of this library in a round.
+//! The operations of this library that a benchmark round measures.
 
 use crate::pingpong::failure::Failure;
 
@@ -6,7 +6,7 @@ use super::pair::{self, PINGPONG, Processors};
 use super::sample::Sample;
 use super::secured::{KeyFiles, SecurityMode};
 
-/// The work of this library.
+/// One measurement of this library in a benchmark round: the kind of operations, and their number.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// A measurement by `rdma-pingpong`.
@@ -19,7 +19,7 @@ pub enum Work {
     Echoes(u32, u64),
     /// Datagrams: the kind of exchange, the size of a datagram in bytes, and the number of datagrams.
     Datagrams(&'static str, u32, u64),
-    /// The mix of requests: the sizes of the buffers, and the number of requests.
+    /// Requests of mixed lengths: the sizes of the buffers, and the number of requests.
     Mix(&'static str, u64),
 }
 
@@ -37,7 +37,8 @@ pub struct Pingpong {
     pub figure: &'static str,
 }
 
-/// The largest number of connections if the figures do not matter. Each needs a descriptor on each side.
+/// The largest number of connections in a smoke run, which ignores the figures. Each connection
+/// needs a descriptor on each side.
 pub const SMOKE_CONNECTIONS: u32 = 100;
 /// The JSON pointer to the median half round trip in the output of `rdma-pingpong`.
 pub const MEDIAN: &str = "/half_rtt_us/p50";
@@ -49,35 +50,36 @@ pub const RATE: &str = "/messages_per_second";
 pub const THROUGHPUT: &str = "/gbit_per_second";
 
 impl Pingpong {
-    /// Returns work that sends messages back and forth.
+    /// Returns a measurement that sends messages back and forth.
     #[must_use]
     pub fn latency(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
         let flags = format!("--mode latency --wait {wait} --size {size}");
         Self { provider, flags, duration: messages(iterations, iterations / 10), figure }
     }
 
-    /// Returns work that sends messages one way.
+    /// Returns a measurement that sends messages one way.
     #[must_use]
     pub fn one_way(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
         let flags = format!("--mode throughput --wait {wait} --size {size}");
         Self { provider, flags, duration: messages(iterations, iterations / 20), figure }
     }
 
-    /// Returns work that sends 2 GiB in total, one way, in messages of this size.
+    /// Returns a measurement that sends 2 GiB in total, one way, in messages of this size.
     #[must_use]
     pub fn bulk(provider: &'static str, wait: &str, size: u32) -> Self {
         Self::one_way(provider, wait, size, (2 << 30) / u64::from(size), THROUGHPUT)
     }
 
-    /// Returns work that sends messages of 64 B back and forth for a second. The client sends `rate` messages per second on a schedule,
-    /// even if answers are late.
+    /// Returns a measurement that sends messages of 64 B back and forth for a second. The client
+    /// sends `rate` messages per second on a schedule, even if answers are late.
     #[must_use]
     pub fn open_loop(rate: f64, figure: &'static str) -> Self {
         let flags = format!("--mode latency --wait event --size 64 --rate {rate}");
         Self { provider: "iwarp", flags, duration: "--duration 1 --warmup 10000".into(), figure }
     }
 
-    /// Returns work that measures the maximum rate of an open loop. Its schedule is so fast that all messages are due immediately.
+    /// Returns the measurement of the maximum rate of an open loop. Its schedule is so fast that
+    /// all messages are due immediately.
     #[must_use]
     pub fn open_loop_limit() -> Self {
         Self { duration: messages(500_000, 10_000), ..Self::open_loop(1e9, RATE) }
@@ -90,7 +92,7 @@ impl Pingpong {
         self
     }
 
-    /// Does the work once and returns the sample.
+    /// Runs the measurement once and returns its sample.
     ///
     /// # Errors
     /// A process failed.
@@ -107,7 +109,7 @@ impl Pingpong {
     }
 }
 
-/// The settings of a round that are independent of the work that is measured.
+/// The settings of a round that are independent of the kind of measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundSettings<'a> {
     /// The mode and the key files of secured connections; `None` for plain ones.
@@ -124,7 +126,7 @@ impl RoundSettings<'_> {
 }
 
 impl Work {
-    /// Returns the same work with one message, on at most [`SMOKE_CONNECTIONS`] connections.
+    /// Returns the same measurement with one message, on at most [`SMOKE_CONNECTIONS`] connections.
     #[must_use]
     pub fn smoke(self) -> Self {
         match self {
@@ -137,7 +139,7 @@ impl Work {
         }
     }
 
-    /// Does the work once and returns the sample.
+    /// Runs the measurement once and returns its sample.
     ///
     /// # Errors
     /// A process failed.

@@ -184,7 +184,7 @@ struct Talks {
     /// The number of connections that were established.
     began: u64,
     ended: u32,
-    /// The program ends after this many connections have ended; `None` for no limit.
+    /// The number of ended connections after which the program ends; `None` for no limit.
     until: Option<u32>,
     failure: Option<Failure>,
     output: Output,

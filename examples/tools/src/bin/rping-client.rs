@@ -24,7 +24,8 @@ use rdma_reactor_tools::rping::options::Options;
 use rdma_reactor_tools::rping::{advert, ping};
 use serde_json::json;
 
-/// After the first Ctrl-C, the current round may finish within this time. A second Ctrl-C ends the program immediately.
+/// The time in which the current round may finish after the first Ctrl-C. A second Ctrl-C ends the
+/// program immediately.
 const LAST_ROUND: Duration = Duration::from_secs(10);
 
 /// Offers memory to an rping server, which reads a ping from this memory and writes the ping back.

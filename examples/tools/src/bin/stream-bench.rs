@@ -273,7 +273,8 @@ impl StreamHandler for Server {
 struct Client {
     jobs: std::vec::IntoIter<Job>,
     side: Option<Side>,
-    /// True during the first test, which warms up and is not reported.
+    /// True during the warm-up before each test. A warm-up has a tenth of the iterations, and is
+    /// not reported.
     warming: bool,
     since: Instant,
     failure: Option<Failure>,
@@ -307,7 +308,8 @@ impl Client {
                 let job = side.job;
                 self.side = None;
                 self.warming = !self.warming;
-                // The test that has ended is reported, unless it was the warm-up.
+                // `warming` already describes the next run. If that is a warm-up, the ended run was
+                // a test, which is reported.
                 if self.warming {
                     self.output.line(row(job, self.since.elapsed().as_secs_f64()));
                 }
@@ -403,7 +405,7 @@ fn run(cli: &Cli) -> Result<Ending, Failure> {
     reactor.run(&mut client)?;
     match client.handler.failure {
         Some(failure) => Err(failure),
-        // `side` is the last test if it has not ended.
+        // `side` is `Some` if the last test has not ended.
         None if client.handler.jobs.len() > 0 || client.handler.side.is_some() => Ok(Ending::Interrupted),
         None => Ok(Ending::Complete),
     }

@@ -29,7 +29,8 @@ use rdma_reactor_tools::valkey::link::ValkeyLink;
 use rdma_reactor_tools::valkey::resp::{Answer, Answers, request};
 use rdma_reactor_tools::valkey::{MAX_PIPELINE, RECEIVES};
 
-/// The client adds requests while its queue of unwritten bytes is shorter than this, in bytes.
+/// The length of the queue of unwritten bytes from which on the client adds no more requests, in
+/// bytes.
 const AHEAD: usize = 1 << 20;
 /// The largest number of keys that the server holds at a time.
 const KEYS: u64 = 1000;
@@ -80,7 +81,7 @@ struct Cli {
     no_crc: bool,
 }
 
-/// One request and its answer.
+/// A step of the run: one request and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Command,

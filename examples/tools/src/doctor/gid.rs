@@ -7,7 +7,7 @@ use super::tree::SystemTree;
 /// The largest number of entries that the program reads for each port.
 const MAX_GIDS: usize = 1024;
 
-/// One entry of the table.
+/// An entry of a port's GID table.
 // local: texts of the system
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gid {

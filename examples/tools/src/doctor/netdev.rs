@@ -16,7 +16,7 @@ pub struct Netdev {
     pub addresses: Vec<IpAddr>,
 }
 
-/// All network devices.
+/// The network devices of the machine.
 // local: interfaces of this host
 #[derive(Clone, Debug, Default)]
 pub struct Netdevs(Vec<Netdev>);

@@ -23,7 +23,7 @@ pub struct DoctorReport {
     pub devices: Vec<Device>,
     /// The addresses that the user gave, with the routes to them.
     pub addresses: Vec<Route>,
-    /// With `--watch`: the changed hardware counters of each device.
+    /// The changed hardware counters of each device, if `--watch` is given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<CounterChanges>,
 }

@@ -61,7 +61,8 @@ enum ConnectionRole {
 struct BenchState {
     reader: Reader,
     key: u32,
-    /// For each key, the number in the newest value that this connection has read. Newer values have greater numbers.
+    /// The number in the newest value that this connection has read, for each key. Newer values
+    /// have greater numbers.
     newest: Vec<u64>,
 }
 

@@ -36,9 +36,9 @@ pub struct Entry {
     /// The name of the rank's host in the report.
     pub host: String,
     /// The address at which other ranks reach this rank. Rank 0 replaces it by the address from
-    /// which the rank has connected, unless it is one of the rank's host in the list of hosts. If
-    /// it is `None`, this rank is on the host of rank 0, and the other ranks use the address of
-    /// rank 0.
+    /// which the rank has connected, unless the rank's entry in the list of hosts resolves to it.
+    /// `None` means that this rank is on the host of rank 0; the other ranks then use the address
+    /// of rank 0.
     pub address: Option<IpAddr>,
     /// The port that the rank listens on.
     pub port: u16,

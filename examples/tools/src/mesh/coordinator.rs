@@ -25,12 +25,13 @@ pub struct RunPlan {
     pub bandwidth: bool,
     /// The duration of the all-to-all load, in which all ranks send to all; `None` skips it.
     pub load: Option<Duration>,
-    /// After the time limit of connecting or of the all-to-all load, the ranks have at least this additional time to report.
+    /// The smallest additional time in which the ranks may report, after the time limit of
+    /// connecting or of the all-to-all load.
     pub silence: Duration,
     /// The largest number of pairs that measure concurrently.
     pub at_once: usize,
-    /// If the figure from one rank to another is worse than comparable figures by more than this factor, this figure is measured a second
-    /// time.
+    /// The factor by which a figure from one rank to another may be worse than comparable figures.
+    /// A figure that exceeds it is measured a second time.
     pub tolerance: f64,
 }
 
@@ -136,7 +137,8 @@ impl Coordinator {
         if !self.is_over() {
             self.results.interrupt();
             for rank in 0..self.plan.ranks {
-                // Not `Results::gone`: the pairs of this rank were not measured, which is no fault of them.
+                // `Results::gone` would also record a fault for each pair of this rank. These pairs
+                // have no fault: they were only not measured.
                 let member = self.results.member_mut(rank);
                 if member.entry.is_none() {
                     member.gone.get_or_insert_with(|| "it had not joined".into());

@@ -35,7 +35,8 @@ pub struct Follower {
     hello: Hello,
     /// The host name of rank 0, and its port.
     root: (String, u16),
-    /// The address at which this rank listens, if that is one of several.
+    /// The address that this rank listens on, and connects from. `None` if it listens on all
+    /// addresses or on a loopback address.
     source: Option<IpAddr>,
     addresses: Vec<SocketAddr>,
     tried: usize,
@@ -90,9 +91,9 @@ impl Follower {
         }
         let address = self.addresses[self.tried % self.addresses.len()];
         let options = ConnectOptions::new().private_data(self.hello.encode());
-        // The other ranks get the address from which this rank connects, so it is the one at which
-        // this rank listens. The embedded provider connects from the address that the routes
-        // choose.
+        // Rank 0 gives the other ranks the address from which this rank connects. So this rank
+        // connects from the address at which it listens, if the provider permits that. With the
+        // embedded provider, the routing table selects the address.
         let from_source = |&source| options.clone().source(Source::Address(source));
         let connected = match self.source.as_ref().map(from_source).map(|own| cx.connect_with(address, own)) {
             Some(Ok(conn)) => Ok(conn),

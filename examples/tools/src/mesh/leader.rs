@@ -33,9 +33,10 @@ pub struct Leader {
     coordinator: Coordinator,
     /// The number of the run, by which a link of this run is recognized.
     run: u64,
-    /// The list of hosts, one for each rank; empty if the user has given none. Only an address of
-    /// this list may differ from the one from which a rank connects. With any other address, a
-    /// process could let all ranks connect to a place that only they can reach.
+    /// The list of hosts, one for each rank; empty if the user has given none. A rank may report an
+    /// address from which it has not connected only if its entry in this list resolves to that
+    /// address. Otherwise a process could make all ranks connect to a host that only they can
+    /// reach.
     hosts: Vec<String>,
     controls: Vec<Option<ControlConnection>>,
     reported_at: Instant,
@@ -105,7 +106,7 @@ impl Leader {
             return;
         }
         match RankReport::read(message) {
-            // Only the first such report counts.
+            // Only the first `Joined` report of a rank counts.
             Ok(RankReport::Joined(_)) if !self.coordinator.awaits(rank) => {}
             Ok(RankReport::Joined(mut entry)) => {
                 let from = cx.connection(conn).peer_address().map(|peer| peer.ip().to_canonical());
@@ -115,7 +116,8 @@ impl Leader {
                         let cure = "name the address in --hosts of rank 0, or leave --bind away";
                         log::warn!("rank {rank} listens on {named}, and has connected from {from}: {cure}");
                     }
-                    // If that is a loopback address, the rank is on the host of rank 0.
+                    // If the rank has connected from a loopback address, it is on the host of rank
+                    // 0.
                     entry.address = from.filter(|from| !from.is_loopback());
                 }
                 self.report(rank, RankReport::Joined(entry));
@@ -131,8 +133,8 @@ impl Leader {
         }
     }
 
-    /// Returns true if `address` is one of those of the rank's host in the list of hosts. Resolving
-    /// the host may block, at most once for each rank. It is not resolved before the run, because
+    /// Returns true if the rank's entry in the list of hosts resolves to `address`. Resolving the
+    /// entry may block, at most once for each rank. It is not resolved before the run, because
     /// Kubernetes does not know the name of a pod until the pod has started.
     fn is_of(&self, rank: usize, address: IpAddr) -> bool {
         let found = self.hosts.get(rank).and_then(|host| resolve(host, 0).ok()).unwrap_or_default();

@@ -46,8 +46,8 @@ pub struct Inbound {
     /// The number that the next message must have.
     next: u64,
     errors: u64,
-    /// The time of the first message, and the time of the last message. At the end of the stream, the latter is replaced by the time of
-    /// that end.
+    /// The times of the first and of the last message. After the end of the stream, the second one
+    /// is the time of that end.
     span: Option<(Instant, Instant)>,
     complete: bool,
 }
@@ -84,7 +84,8 @@ impl Inbound {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);
         let bits = (self.messages * LOAD as u64 * 8) as f64;
         let gbit = if span.is_zero() { 0.0 } else { bits / span.as_secs_f64() / 1e9 };
-        // A peer can cause any number of errors. Rank 0 would take a report with a larger number for an implausible one.
+        // A peer can cause any number of errors. Rank 0 would refuse a report with a larger number
+        // as implausible.
         let errors = self.errors.min(MOST_COUNT as u64);
         ReceivedLoad { from, messages: self.messages, gbit, errors, complete: self.complete }
     }

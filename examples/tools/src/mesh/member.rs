@@ -1,5 +1,6 @@
-//! The work of every rank in a run. A rank connects to other ranks, carries out the measurements that rank 0 orders, and answers the
-//! requests that other ranks send during their measurements. It collects its reports for rank 0 in a list.
+//! The part of a run that every rank carries out, rank 0 included. A rank connects to other ranks,
+//! carries out the measurements that rank 0 orders, and answers the requests that other ranks send
+//! during their measurements. It collects its reports for rank 0 in a list.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +32,7 @@ pub struct Limits {
     pub connects: usize,
     /// The time limit for establishing all links.
     pub patience: Duration,
-    /// A peer that is silent for longer than this counts as dead.
+    /// The time of silence after which a peer counts as dead.
     pub silence: Duration,
     /// The sizes and durations of measurements.
     pub extent: TaskExtent,
@@ -67,8 +68,8 @@ pub struct Member {
     /// The addresses of the ranks. Empty until rank 0 orders to connect.
     addresses: Vec<Option<SocketAddr>>, // local: ranks of the run
     links: Vec<Option<Link>>, // local: ranks of the run
-    /// The all-to-all load from peers whose links have ended. If a peer has opened several links,
-    /// the last one counts.
+    /// The incoming load streams of links that have ended, by the rank of the peer. If a peer has
+    /// opened several links, the last one counts.
     ended: BTreeMap<usize, Inbound>, // bound: tool-mesh
     storm: Option<Storm>,
     began: Instant,
@@ -396,7 +397,7 @@ mod tests {
 
     use super::*;
 
-    /// A peer can open a link again and again.
+    /// A peer may open its link repeatedly. Only the last link that has ended is kept.
     #[test]
     fn the_links_of_a_peer_that_have_ended_count_as_one() {
         let second = Duration::from_secs(1);

@@ -75,8 +75,8 @@ impl<'a> Report<'a> {
         self.results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()
     }
 
-    /// Describes the faults of a pair, with one text for each fault. Returns an empty list if there are none. A pair that was not measured
-    /// has this as its fault.
+    /// Describes the faults of a pair, with one text for each fault. Returns an empty list if there
+    /// are none. A missing measurement of the pair is a fault, too.
     #[must_use]
     pub fn complaints(&self, a: usize, b: usize) -> Vec<String> {
         let pair = self.results.pair(a, b);

@@ -164,7 +164,7 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
         // Bandwidth is measured by RDMA Writes of meaningless bytes, which need no encryption.
         .allow_plain_remote_memory(true)
         .timeouts(|t| (t.connect, t.handshake) = (connect, connect))
-        // A busy rank must not be measured over TCP only because it answered late.
+        // With the default limit, a link to a busy rank of the same host could fall back to TCP.
         .iwarp(|i| i.within_host.meeting_timeout = connect / 2)
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (cli.silence / 3, cli.silence)))
 }

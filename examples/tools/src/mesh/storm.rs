@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The limit of the random pause after the first failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The limit of the random pause stops doubling at this value.
+/// The largest limit of the random pause, at which the doubling stops.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Returns true if `rank` is the side of the pair that connects. Each rank connects to about half of the other ranks.
@@ -22,7 +22,7 @@ pub const fn connects(rank: usize, peer: usize, ranks: usize) -> bool {
     ahead > 0 && (2 * ahead < ranks || (2 * ahead == ranks && rank < peer))
 }
 
-/// The connects of one rank to others.
+/// The schedule of one rank's connects to other ranks.
 // local: ranks of the run
 #[derive(Debug)]
 pub struct Storm {
@@ -49,8 +49,8 @@ pub enum RetryDecision {
 }
 
 impl Storm {
-    /// Makes the connects of `rank`. At most `at_once` of them run concurrently. A failed connect is retried until the time `until` has
-    /// passed.
+    /// Makes the schedule for the connects of `rank`. At most `at_once` connects run concurrently.
+    /// A failed connect is retried until the time `until` has passed.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, at_once: usize, until: Duration) -> Self {
         let fresh = (1..ranks).rev().map(|ahead| (rank + ahead) % ranks).filter(|&peer| connects(rank, peer, ranks));

@@ -29,7 +29,8 @@ use super::watch::{self, Watch};
 
 /// The time between two updates of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
-/// After the user has interrupted a measurement, messages in flight have this time to arrive and be counted.
+/// The time in which messages in flight may still arrive and be counted, after the user has
+/// interrupted a measurement.
 const WIND_DOWN: Duration = Duration::from_secs(1);
 /// The time limit for the server to report its processor time. It is long, because the server's machine may be busy. If the server is gone,
 /// the connection ends before this limit.
@@ -44,7 +45,7 @@ const GIVE_UP: u64 = 2;
 /// The token of the timer that ends an interval.
 const INTERVAL: u64 = 3;
 
-/// The work of a measurement on one connection.
+/// The part of a measurement that runs on one connection.
 pub trait ConnectionWork: Debug {
     /// Starts the measured time. Called when all connections are established.
     fn begin(&mut self);
@@ -64,8 +65,8 @@ pub trait ConnectionWork: Debug {
     fn unblock(&mut self);
     /// Handles the completion of a send.
     fn completed(&mut self, kind: SendKind);
-    /// Restarts the clock of the next message, so that its latency does not include what the client did before. Called after the client has
-    /// spent time on something else, such as drawing the progress bar.
+    /// Restarts the clock of the next message. Called after the client has drawn the progress bar
+    /// or printed a line, so that the latency does not include this time.
     fn resume(&mut self) {}
     /// Returns true if the client must call [`ConnectionWork::look`] repeatedly, because this work polls memory or the clock.
     fn is_watching(&self) -> bool {
@@ -91,7 +92,7 @@ pub trait ConnectionWork: Debug {
     fn measured(&self) -> Measured;
 }
 
-/// A connection with its work.
+/// A connection, with the part of the measurement that runs on it.
 #[derive(Debug)]
 struct MeasuredConnection {
     work: Box<dyn ConnectionWork>,

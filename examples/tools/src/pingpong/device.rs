@@ -120,7 +120,8 @@ impl Carrier {
         }
     }
 
-    /// With `--provider verbs` and neither a device nor an address, selects the first RDMA device that can make connections.
+    /// Selects the first RDMA device that can make connections, if the user gave `--provider verbs`
+    /// and neither a device nor an address.
     #[must_use]
     pub fn or_first_device(mut self) -> Self {
         if self.provider == ProviderChoice::Verbs && self.device.is_none() {

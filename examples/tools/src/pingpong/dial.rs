@@ -40,7 +40,7 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Makes the attempts to connect to one server, which has these addresses.
+    /// Makes the state of the attempts to connect to one server, which has these addresses.
     ///
     /// # Panics
     /// Panics if `addresses` is empty.
@@ -56,7 +56,8 @@ impl Dial {
         self.addresses[self.at]
     }
 
-    /// Returns new attempts for another connection. They use only the address that worked.
+    /// Returns the state of the attempts for another connection. They use only the address that
+    /// worked.
     #[must_use]
     pub fn again(&self) -> Self {
         Self::new(vec![self.address()])

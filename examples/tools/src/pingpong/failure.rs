@@ -27,8 +27,8 @@ impl Failure {
         Self(text::shown(&what.to_string().split_whitespace().collect::<Vec<_>>().join(" ")))
     }
 
-    /// Makes the failure of a connect. `server` is the program that must run at the peer. Only if
-    /// nothing has answered, the failure asks for it.
+    /// Makes the failure of a connect. `server` is the program that must run at the peer. The
+    /// failure names it only if nothing has answered.
     #[must_use]
     pub fn no_connection(error: &ConnectError, server: &str) -> Self {
         Self::new(match error {

@@ -21,8 +21,9 @@ pub const MAX_SIZE: u64 = 1 << 30;
 pub const MAX_DEPTH: u32 = 8192;
 /// The largest number of connections of a client.
 pub const MAX_CONNECTIONS: u16 = 1024;
-/// With `--wait spin`, a side polls for this time before it sleeps. The time is longer than any pause between the messages of a
-/// measurement, so a side does not sleep during the measurement. It is short enough that an idle server sleeps.
+/// The time for which a side polls before it sleeps, with `--wait spin`. It is longer than any
+/// pause between the messages of a measurement, so a side does not sleep during the measurement. It
+/// is short enough that an idle server sleeps.
 pub const SPIN: Duration = Duration::from_millis(20);
 /// The magic number: three bytes for the name of the protocol, and one for its version.
 const MAGIC: [u8; 4] = *b"RPP\x02";
@@ -303,7 +304,8 @@ impl Job {
             .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
             .timeouts(|t| t.connect = CONNECT)
             .iwarp(|i| {
-                // A busy peer must not be measured over TCP only because it answered late.
+                // With the default limit, a connection to a busy peer on the same host could fall
+                // back to TCP.
                 i.within_host.meeting_timeout = CONNECT / 2;
                 i.crc = if self.crc { CrcPolicy::default() } else { CrcPolicy::Off };
                 if self.system_congestion {

@@ -22,8 +22,9 @@ pub fn busy(wait: WaitMode) -> Option<String> {
     line(&read("/proc/loadavg"), &read("/proc/stat"), wait)
 }
 
-/// Returns the warning. `loadavg` and `stat` are the contents of `/proc/loadavg` and `/proc/stat`. The load is that of the whole machine,
-/// so it is compared with the number of all processors.
+/// Returns the warning of [`busy`]. `loadavg` and `stat` are the contents of `/proc/loadavg` and
+/// `/proc/stat`. The load is that of the whole machine, so it is compared with the number of all
+/// processors.
 fn line(loadavg: &str, stat: &str, wait: WaitMode) -> Option<String> {
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     let is_processor =

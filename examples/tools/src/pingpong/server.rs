@@ -29,10 +29,10 @@ use super::target::{self, Inbox, Target};
 use super::touch;
 use super::watch::{self, Watch};
 
-/// When the server ends, it closes its connections. This is the time limit for the clients to receive the close.
+/// The time limit for the clients to receive the close of their connections when the server ends.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The server closes a listener and then listens on the same port again. The first value is the largest number of attempts to listen again,
-/// the second one is the pause between two attempts.
+/// The largest number of attempts to listen again on the port of a listener that was closed, and
+/// the pause between two attempts.
 const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
 
 /// The beginning of the line that a server prints when it listens. The address follows. A program that starts a server waits for this

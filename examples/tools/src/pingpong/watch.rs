@@ -13,14 +13,14 @@ const LOOKS: u32 = 1000;
 /// The largest number of blocks that arrive between two turns. The sends that answer them fill the send queue, and only a turn polls for
 /// the completions of sends. So this limit prevents a full send queue.
 pub const BLOCKS: u32 = 16;
-/// A turn may sleep if no block has arrived for this time.
+/// The time without a new block after which a turn may sleep.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// The longest time for which a turn of the reactor may sleep while the handler has something to poll.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A handler that polls memory or the clock.
 pub trait Watch: Handler {
-    /// Returns true if the handler polls something now.
+    /// Returns true while the handler has to poll memory or the clock.
     fn is_watching(&self) -> bool;
     /// Returns true if turns must not sleep while the handler polls. By default, turns may sleep.
     fn is_impatient(&self) -> bool {

@@ -1,9 +1,9 @@
 //! The directory of the receiver, and the files below it.
 //!
 //! Another process may exchange a directory and a symbolic link at any time, also between two
-//! system calls. So nothing here checks a path and then uses it. Each directory of a name is opened
-//! in the one before it, on a descriptor, and the last part of the name is used in the last
-//! descriptor. No step follows a symbolic link.
+//! system calls. So nothing here checks a path and then uses it. Each directory in the path of a
+//! file is opened relative to the descriptor of its parent (`openat`(2)). The last part of the path
+//! is used relative to the last descriptor. No step follows a symbolic link.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
@@ -111,8 +111,9 @@ mod tests {
 
     use super::*;
 
-    /// Makes a directory with the directories `to`, the receiver's, and `out`, another one. Both
-    /// have the file `file`. In `to`, `away` is a link to `out`, and `link` is a link to its file.
+    /// Makes a directory with two directories: `to`, which is the receiver's, and `out`. Each has a
+    /// file named `file`. In `to`, `away` is a symbolic link to `out`, and `link` is one to
+    /// `out/file`.
     fn root(test: &str) -> (PathBuf, Folder) {
         let root = std::env::temp_dir().join(format!("rcp-folder-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -142,7 +143,7 @@ mod tests {
         assert!(folder.metadata("link").unwrap().is_symlink());
         let why = folder.metadata("away/file").unwrap_err().to_string();
         assert_eq!(why, "\"away\" is not a directory on the server: choose another name");
-        // The link itself is renamed and removed, and not what it points to.
+        // The link itself is renamed and removed, not its target.
         folder.rename("link", "link2").unwrap();
         folder.remove("link2").unwrap();
         folder.remove("away").unwrap();

@@ -166,7 +166,8 @@ impl FileServer {
             // An existing file has this name and length. It may be equal to the offered file, so their hashes are compared.
             Ok(found) if found.is_file() && found.len() == len => true,
             Ok(_) => return Err(taken(name)),
-            // Its directories are created with the partial copy, or the error is reported then.
+            // The directories in the name are created together with the partial copy. An error is
+            // reported at that time.
             Err(_) => false,
         };
         let (file, step) = match exists {
@@ -198,8 +199,8 @@ impl FileServer {
             folder.file(&part(name), flags)
         });
         let file = opened.map_err(|error| if is_no_file(&error) { no_file() } else { broken(error) })?;
-        // The file may be something else that another program has put there, or have a second name
-        // elsewhere. The program must not write to that.
+        // Another program may have created a special file under this name, or a second hard link to
+        // the file. This program must not write to such a file.
         let found = file.metadata().map_err(broken)?;
         if !found.is_file() || found.nlink() > 1 {
             return Err(no_file());
@@ -390,7 +391,7 @@ impl Handler for FileServer {
     fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         if let Some((Incoming { name, len, file, step, .. }, kept)) = self.cut_off(conn) {
             let at = match step {
-                // The position is that of the hash. The partial copy is longer.
+                // `file.at()` is only the position of the hash; the partial copy has `have` bytes.
                 ReceiveStep::Hashing(have) => have,
                 _ => file.at(),
             };
@@ -401,8 +402,8 @@ impl Handler for FileServer {
     }
 }
 
-/// Checks that this process can create a file in its directory. The file is removed immediately. If
-/// that is prevented, it is tidied up like a partial copy.
+/// Checks that this process can create a file in its directory. Removes the file immediately. If
+/// the removal fails, the file is removed later, like a partial copy.
 fn check_writable(folder: &Folder) -> io::Result<()> {
     let name = format!(".rcp-{}{PART}", std::process::id());
     folder.file(&name, OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?;
@@ -411,8 +412,9 @@ fn check_writable(folder: &Folder) -> io::Result<()> {
 
 /// Receives files from peers into a directory until SIGINT, SIGTERM or SIGHUP.
 ///
-/// # Errors The directory does not exist, or no file can be created in it; the reactor cannot
-/// listen on the address, or the reactor fails.
+/// # Errors
+/// The directory does not exist, no file can be created in it, the reactor cannot listen on the
+/// address, or the reactor fails.
 pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Result<(), Failure> {
     let directory = &options.directory;
     let shown = directory.display();

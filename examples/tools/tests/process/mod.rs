@@ -43,8 +43,9 @@ pub(crate) fn terminate(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Sends a signal directly to the program that `timeout` runs. `timeout` would forward some signals twice, and others never, and it would
-/// end without the program if it had not run since it started the program. Returns true if the program was still running.
+/// Sends a signal directly to the program that `timeout` runs. `timeout` would forward some signals
+/// twice, and others never. If it had not been scheduled since it started the program, the signal
+/// would end `timeout` and not the program. Returns true if the program was still running.
 pub(crate) fn signal(child: &Child, signal: Signal) -> bool {
     let children = format!("/proc/{0}/task/{0}/children", child.id());
     let pid = std::fs::read_to_string(children).ok().and_then(|pids| pids.trim().parse().ok());

@@ -1,4 +1,5 @@
-//! The view of one connection: its peer, its device, its limits, and the number of the program.
+//! The view of one connection: its peer, its device, its limits, and the number that the program
+//! attaches to it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -184,10 +185,10 @@ impl<'a> ConnectionContext<'a> {
 
     /// Returns the number of free slots in a connection's send queue; 0 if the connection is not
     /// open. A read needs one slot for each range that it fills. A message needs one slot for each
-    /// buffer of the peer that it occupies. A write with immediate data needs two slots if
-    /// [`ConnectionContext::capabilities`] lacks it, and on secured connections. Every other
-    /// operation needs one slot. A message also needs credits of the peer:
-    /// [`crate::Context::writable`] considers both slots and credits.
+    /// buffer of the peer that it occupies. A write with immediate data needs two slots on secured
+    /// connections, and if the device does not support Write with Immediate
+    /// ([`ConnectionContext::capabilities`]). Every other operation needs one slot. A message also
+    /// needs credits of the peer: [`crate::Context::writable`] considers both slots and credits.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.driver.table.get(self.conn).map_or(0, |slot| slot.conn.free_slots())

@@ -72,9 +72,10 @@ impl DatagramContext<'_> {
         self.endpoints.info(endpoint.key(self.driver.tag())?)
     }
 
-    /// Opens a datagram endpoint at `local`, an address of an RDMA device, or on the embedded provider any address of this host. Port 0
-    /// selects a free port, which [`DatagramContext::address`] returns. The endpoint receives datagrams immediately. `on_endpoint_closed`
-    /// is its last callback.
+    /// Opens a datagram endpoint at `local`, an address of an RDMA device. On the embedded
+    /// provider, `local` may be any address of this host. Port 0 selects a free port, which
+    /// [`DatagramContext::address`] returns. The endpoint receives datagrams immediately.
+    /// `on_endpoint_closed` is its last callback.
     ///
     /// ```no_run
     /// use rdma_reactor::{Config, Context, Datagram, DatagramHandler, EndpointId, EndpointOptions, Handler, Reactor};
@@ -264,8 +265,9 @@ impl DatagramContext<'_> {
         self.endpoints.leave(self.driver, key, group)
     }
 
-    /// Closes an endpoint. The reactor first sends the datagrams that it has accepted, for at most `Timeouts::close`.
-    /// Afterwards it calls `on_endpoint_closed`. The endpoint receives no more datagrams. A stale id is ignored.
+    /// Closes an endpoint, which then receives no more datagrams. The reactor first sends the
+    /// datagrams that it has accepted, for at most `Timeouts::close`. Afterwards it calls
+    /// `on_endpoint_closed`. A stale id is ignored.
     pub fn close(&mut self, endpoint: EndpointId) {
         if let Some(key) = endpoint.key(self.driver.tag()) {
             self.endpoints.end(self.driver, key, DisconnectReason::Local { complete: false }, false);

@@ -9,12 +9,14 @@ use crate::id::{ConnectionId, OfferId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Accepts an offered message into a region, from `offset` on. The device reads the message from the peer's memory
-    /// directly into the region. Call this within [`Handler::on_offer`](crate::Handler::on_offer). The reactor calls
-    /// [`Handler::on_landed`](crate::Handler::on_landed) once, when the message has arrived or the connection has
-    /// ended. Until `on_landed` the region is lent: the program can drop the region, but the reactor deregisters it
-    /// only when no read into it is in flight. The memory of the region does not count towards
-    /// [`crate::LargeMessageSettings::memory`].
+    /// Accepts an offered message into a region, from `offset` on. The device reads the message
+    /// from the peer's memory directly into the region. Call this within
+    /// [`Handler::on_offer`](crate::Handler::on_offer). The reactor calls
+    /// [`Handler::on_landed`](crate::Handler::on_landed) once, when the message has arrived or the
+    /// connection has ended. Until `on_landed`, the bytes of the message in the region are lent to
+    /// the device, and [`Region::bytes`] returns `None`. The program can drop the region, but the
+    /// reactor deregisters it only when no read into it is in flight. The memory of the region does
+    /// not count towards [`crate::LargeMessageSettings::memory`].
     ///
     /// ```
     /// use rdma_reactor::{

@@ -84,8 +84,9 @@ impl Context<'_> {
     /// `Config::max_memory`, or if memory for more buffers cannot be allocated or registered.
     ///
     /// If the connection is in shared memory and is not secured, its peer can read the buffer while
-    /// the program fills it, and later, until its bytes are overwritten. So do not put what another
-    /// peer must not see into it: take the buffer for the connection on which it will be sent.
+    /// the program fills it, and later, until its bytes are overwritten. So take the buffer for the
+    /// connection on which it will be sent: write no data into it that the peer of `conn` must not
+    /// see.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
         let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
         Some(SendBuffer::new(capacity, buffer, slabs, channel))
@@ -216,7 +217,7 @@ impl Context<'_> {
     pub fn reporting<R>(&mut self, conn: ConnectionId, begin: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.driver.input(conn, |conn, _| conn.sends.tell_of_next(true));
         let result = begin(self);
-        // `begin` itself, or its caller, may be in another call of `reporting`, for example around `Broadcast::publish`.
+        // Calls of `reporting` may be nested, for example around `Broadcast::publish`.
         self.driver.input(conn, |conn, _| conn.sends.tell_of_next(before == Some(true)));
         result
     }

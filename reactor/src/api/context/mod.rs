@@ -1,6 +1,7 @@
 //! The operations that a callback may call. This file contains those that open and close
-//! connections, those on the reactor, and the facets. [`messages`] and [`landing`] contain the
-//! other operations of [`Context`]. Each facet has a separate file.
+//! connections, those on the reactor, and the methods that return the facets, such as
+//! [`Context::timers`]. [`messages`] and [`landing`] contain the other operations of [`Context`].
+//! Each facet has a separate file.
 
 mod connection;
 #[cfg(feature = "datagram")]
@@ -39,8 +40,8 @@ use crate::stats::Stats;
 /// callback directly: the reactor's loop reports the resulting events later. A method blocks only if its documentation
 /// says so: some methods that register memory or open connections on RDMA devices block.
 ///
-/// The context itself has the operations on messages, on connections and on the reactor. Each
-/// facet, such as `cx.timers()`, has the operations on one noun. It borrows the context for the
+/// The context itself has the operations on messages, on connections and on the reactor. A facet,
+/// such as `cx.timers()`, has the operations on one kind of object. It borrows the context for the
 /// call.
 ///
 /// | to | call |
@@ -97,8 +98,9 @@ fn check_zone(address: SocketAddr) -> Result<(), Error> {
     }
 }
 
-/// Returns an error if no address can be tried, because each of them lacks its zone. A source
-/// device names the interface, too.
+/// Returns an error if no address can be tried, because each of them is link-local and lacks its
+/// zone. If the options name a source device, no address needs a zone: the device has the
+/// interface.
 fn check_zones(peers: &[SocketAddr], options: &ConnectOptions) -> Result<(), Error> {
     match peers.first() {
         Some(&first) if !matches!(options.path.source, Source::Device { .. }) => {
@@ -303,7 +305,7 @@ impl Context<'_> {
     /// [`Error::NoAddress`] if `host` is empty, and [`Error::Lookup`] if the system cannot start a
     /// thread.
     pub fn connect_host(&mut self, host: &str, port: u16, options: ConnectOptions) -> Result<ConnectionId, Error> {
-        // `[::1]:7471`, cut at its last colon, leaves an address in brackets.
+        // A program that cuts `[::1]:7471` at its last colon passes an address in brackets.
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         if host.is_empty() {
             return Err(Error::NoAddress);
@@ -332,11 +334,12 @@ impl Context<'_> {
         self.driver.abort(conn);
     }
 
-    /// Limits the time until a connection is closed. A program with messages in a queue of its own, for which the
-    /// connection has no room, calls this when it wants to close the connection, and calls [`Context::close`] once its
-    /// queue is empty. Until then, the connection stays open. If it is not closed within
-    /// [`Timeouts::close`](crate::Timeouts::close), the reactor aborts it, as [`Context::abort`] does. Another call
-    /// starts this time again. Ignored if the connection is not established, or is closed already.
+    /// Aborts a connection, as [`Context::abort`] does, if the program has not closed it within
+    /// [`Timeouts::close`](crate::Timeouts::close) from now on. Use this to close a connection
+    /// while messages in a queue of the program wait for room: call `limit_close` first, and
+    /// [`Context::close`] once the queue is empty. Until then, the connection stays open. Another
+    /// call starts the time again. Ignored if the connection is not established, or is closed
+    /// already.
     pub fn limit_close(&mut self, conn: ConnectionId) {
         self.driver.look_at_clock();
         self.driver.limit_close(conn);
@@ -359,7 +362,7 @@ impl Context<'_> {
 
     /// Returns the ids of the established connections: those that have had `on_connect` but not yet
     /// `on_disconnect`. The connection of a running [`crate::Handler::on_disconnect`] is not among
-    /// them, so a program that stops when no connection is left may write there:
+    /// them, so a program can stop after its last connection as follows:
     ///
     /// ```
     /// # use rdma_reactor::{ConnectionId, Context, DisconnectReason, Handler};
@@ -378,8 +381,8 @@ impl Context<'_> {
 
     /// Returns the number of all connections of this reactor: established, being opened, and being
     /// closed. The connection of a running [`crate::Handler::on_disconnect`] or
-    /// [`crate::Handler::on_connect_error`] is not counted. It still has its share of
-    /// [`crate::Config::max_connections`], until the callback returns.
+    /// [`crate::Handler::on_connect_error`] is not counted. Until the callback returns, it still
+    /// counts towards [`crate::Config::max_connections`].
     #[must_use]
     pub fn connections(&self) -> usize {
         self.driver.table.count()
@@ -401,8 +404,8 @@ impl Context<'_> {
 
     /// Logs at `warn` that a peer has violated the protocol of the program. A peer can cause such
     /// lines as often as it likes, so their number is limited as that of the reactor's own lines:
-    /// in 10 s, a host causes one such line, and all hosts together cause 256 lines. The line
-    /// begins with the id of the connection.
+    /// in 10 s, at most one line for each host, and at most 256 lines for all hosts together. The
+    /// line begins with the id of the connection.
     ///
     /// ```
     /// # use rdma_reactor::{ConnectionId, Context};

@@ -96,8 +96,9 @@ impl RegionContext<'_> {
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Error::NoPeer`] if such options lack `any_peer`; [`Error::Transport`] if no RDMA device
-    /// has the address; [`Error::Drained`]; the errors of [`RegionContext::register`].
+    /// [`Error::NoPeer`] if options that must include `any_peer` lack it; [`Error::Transport`] if
+    /// no RDMA device has the address; [`Error::Drained`]; the errors of
+    /// [`RegionContext::register`].
     pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = options.memory(len)?;
         self.driver.register_at(local, Material::Own(memory, len), options)

@@ -289,9 +289,9 @@ impl RemoteContext<'_> {
     ///
     /// The reactor posts the lists of one connection in the order in which the program has passed
     /// them to this method. Messages and other operations may overtake the pieces. Only the
-    /// notification that `options` requests arrives after all pieces. The regions are lent until
-    /// `on_transfer`. If the program closes the connection, the reactor finishes the list first,
-    /// within `Timeouts::close`.
+    /// notification that `options` requests arrives after all pieces. Until `on_transfer`, the
+    /// regions are lent: the program cannot change the bytes of the pieces. If the program closes
+    /// the connection, the reactor finishes the list first, within `Timeouts::close`.
     ///
     /// ```
     /// use std::time::Duration;

@@ -35,8 +35,8 @@ use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
 /// Time after which a received message counts half as much as a new one for the size of the claim.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
-/// The claims on the receives of one queue. Each connection stores its own [`Claim`]; this type stores only the number
-/// of receives that nobody has claimed, and who waits for them.
+/// The claims on the receives of one queue. Each connection stores its own [`Claim`]; this type
+/// stores only the number of unclaimed receives, and the connections that wait for them.
 #[derive(Debug)]
 pub(crate) struct Claims {
     free: u32,
@@ -104,14 +104,14 @@ impl Claims {
     /// `None` if the peer can send data. `most` is the largest claim that the connection wants.
     pub(crate) fn note_shortage(&mut self, id: ConnectionId, claim: &mut Claim, lacking: Option<u32>, most: u32) {
         self.forget(claim);
-        // If the program keeps so much that the claim is at its limit, only the program itself can
-        // end the shortage.
+        // If the claim is at its limit because the program keeps messages, only the program can end
+        // the shortage, by releasing messages.
         let needed = lacking.map(|promised| promised + claim.kept).filter(|&needed| needed <= most);
         let Some(needed) = needed else { return };
         let (least, beyond) = (needed.saturating_sub(claim.claim), needed.saturating_sub(MIN_WINDOW));
         let fair = (2 * beyond).saturating_sub(claim.claim.saturating_sub(MIN_WINDOW));
-        // With the receives that are unclaimed now, the renewal was not enough. So a connection
-        // that was asked waits for more than these, and is not asked again before.
+        // The receives that are unclaimed now were not enough for the renewal. So the connection
+        // waits until more than these are unclaimed, and does not renew its claim before.
         let key = (least.max(fair).max(self.free + 1), self.waits);
         self.waits += 1;
         self.waiting.insert(key, id);
@@ -130,8 +130,8 @@ impl Claims {
         !self.waiting.is_empty()
     }
 
-    /// Removes the connections that the unclaimed receives are enough for, and returns them. The
-    /// caller makes each of them renew its claim.
+    /// Removes and returns the waiting connections for which enough receives are unclaimed, the
+    /// smallest need first. The caller makes each of them renew its claim.
     pub(crate) fn take_due(&mut self) -> Vec<ConnectionId> {
         let (mut due, mut left) = (Vec::new(), self.free);
         while let Some(first) = self.waiting.first_entry().filter(|first| first.key().0 <= left) {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     /// A connection that keeps messages waits until so many receives are unclaimed that its peer
-    /// can send data. It is asked once, and not before.
+    /// can send data. `take_due` returns it once, and not before.
     #[test]
     fn a_connection_waits_for_what_is_enough() {
         let (now, most, id) = (start(), 1000, ConnectionId::new(ReactorTag::next(), 1, 1));

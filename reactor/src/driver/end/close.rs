@@ -75,8 +75,8 @@ impl Ends {
         }
     }
 
-    /// Returns true if the end of a connection waits for nothing any more. `None` if the connection
-    /// does not exist any more.
+    /// Returns true if an ending connection can be released now. `None` if the connection does not
+    /// exist.
     pub(crate) fn is_over(world: &mut World, id: ConnectionId) -> Option<bool> {
         let World { table, devices, stages, .. } = world;
         let slot = table.get(id)?;
@@ -139,7 +139,8 @@ impl Ends {
         Silence { heard, caught_up, since, late }
     }
 
-    /// Handles the end of the time that [`Self::close_by`] has set.
+    /// Handles the deadline that [`Self::close_by`] has set: aborts the connection, unless the peer
+    /// still fetches large messages.
     pub(crate) fn close_due(world: &mut World, id: ConnectionId) {
         let Some(slot) = world.table.get_mut(id) else { return };
         if !slot.conn.state().is_open() {

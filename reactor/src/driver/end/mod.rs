@@ -93,8 +93,8 @@ impl Driver {
         self.world.set_timer(id);
     }
 
-    /// Handles the end of the time `at` for the current step of a connection, or the next check of
-    /// its peer.
+    /// Handles the deadline `step` of a connection, which was due at the time `at`: the timeout of
+    /// its current step, or a check of its peer.
     fn step_due(&mut self, id: ConnectionId, at: Instant) {
         let Some(slot) = self.world.table.get_mut(id) else { return };
         if matches!(slot.conn.state(), State::Closing(_)) {
@@ -211,9 +211,8 @@ impl Driver {
         true
     }
 
-    /// Called after stage 10. Completes the drain if no connection and no other object exists any
-    /// more. `others` is true if an object that is not a connection, such as an endpoint, still
-    /// exists.
+    /// Called after stage 10. Completes the drain if no connection and no endpoint exists any more.
+    /// `others` is true if an endpoint still exists.
     pub(crate) fn finish_drain(&mut self, others: bool) {
         if !matches!(self.world.drain, Drain::Draining(_) | Drain::Overdue) {
             return;

@@ -22,8 +22,9 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
 
-/// A connection whose peer has answered no Read for this time ends, if its messages use memory that other connections wait for. A path of 5
-/// Mbit/s transfers more than a mebibyte in this time.
+/// A connection whose peer has answered no Read for this time ends, if its messages use memory that
+/// other connections wait for. A path of 5 Mbit/s transfers the longest Read, a mebibyte, in this
+/// time.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The interval at which the use of memory is checked while connections wait for memory.
@@ -34,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct LargeMessages {
     copied: Budget,
     fetched: Budget,
-    /// The number of bytes that a message counts for at least.
+    /// The smallest number of bytes that is charged to the budget for a message.
     least: usize,
     /// True if a timer for [`Self::relieve_shortage`] is set.
     looks: bool,
@@ -47,8 +48,8 @@ impl LargeMessages {
         Self { copied, fetched, least, looks: false }
     }
 
-    /// Returns the number of bytes that a message of `len` bytes counts for. A peer may offer
-    /// single bytes, or accept messages of one byte in a buffer. Each message occupies a page.
+    /// Returns the number of bytes that are charged for a message of `len` bytes. Each message
+    /// occupies a page, even if a peer offers single bytes, or has buffers of one byte.
     fn charge(&self, len: usize) -> usize {
         len.max(self.least)
     }
@@ -98,7 +99,6 @@ impl LargePayload<'_> {
     fn copy_to(&self, to: &mut Region) -> bool {
         match self {
             Self::Bytes(bytes) => to.copy_from(0, bytes).is_ok(),
-            // A region is never copied here: the peer reads from the region.
             Self::Region(..) => false,
         }
     }
@@ -346,7 +346,8 @@ impl LargeMessages {
         }
     }
 
-    /// Removes the memory requests of a connection. If they have held back others, checks if those can be granted now.
+    /// Removes the memory requests of a connection. If they have held back other requests, checks
+    /// if those can be granted now.
     pub(crate) fn leave_lines(&mut self, world: &mut World, id: ConnectionId) {
         self.leave_copied(world, id);
         self.leave_fetched(world, id);
@@ -365,8 +366,9 @@ impl LargeMessages {
         }
     }
 
-    /// Makes the next flush request memory again for the connections that wait for memory to fetch messages. If a flush is in progress, no
-    /// other one may follow in this turn, so this function triggers another turn.
+    /// Makes the next flush request memory again for the connections that wait for memory to fetch
+    /// messages. If a flush is in progress, no other flush may follow in this turn, so this
+    /// function triggers another turn.
     fn ask_for_memory(&mut self, world: &mut World) {
         let waiting = self.fetched.in_line().collect::<Vec<_>>();
         if !waiting.is_empty() {
@@ -395,8 +397,9 @@ impl LargeMessages {
                     let charge = self.charge(copy);
                     let granted = self.copied.would_grant(claimant, charge);
                     if !granted {
-                        // If the send was refused before for lack of something else, its connection is not in the queue for memory yet.
-                        // When memory is released, only the connections in this queue are asked again.
+                        // If the send was refused because a slot, a credit or a transfer was
+                        // missing, its connection is not in the queue for memory yet. When memory
+                        // is released, only the connections in this queue are checked again.
                         let queued = !self.copied.request(claimant, charge);
                         debug_assert!(queued, "memory that would not be granted was granted");
                     }

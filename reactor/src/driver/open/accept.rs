@@ -31,7 +31,7 @@ pub(crate) enum CmStep {
     Endpoint(u64, Handle<CmId>, CmEventKind),
 }
 
-/// The reason of a refusal that the peer receives, and the level and the text of its log line.
+/// A refusal: the reason that the peer receives, and the level and the text of the log line.
 pub(crate) type RequestRefusal = (RejectReason, Level, String);
 
 /// Checks the peer of a request: its network, its greeting, and the security of its connections.
@@ -67,7 +67,7 @@ pub(crate) fn judge_request(world: &World, request: &IncomingRequest) -> Option<
 /// Accepts the connect requests of peers, and counts the connections of this reactor for its group.
 #[derive(Debug, Default)]
 pub(crate) struct Acceptor {
-    /// The part of its group that this reactor keeps. `None` if the reactor is in no group.
+    /// The membership of this reactor in its group. `None` if the reactor is in no group.
     pub(crate) membership: Option<GroupMembership>,
 }
 
@@ -86,8 +86,8 @@ impl Acceptor {
         }
     }
 
-    /// Checks a request with [`judge_peer`] or [`judge_request`]. Refuses the request and returns
-    /// `None` if that returns a refusal.
+    /// Checks a request with [`judge_peer`] or [`judge_request`]. If `judge` returns a refusal,
+    /// refuses the request and returns `None`.
     pub(crate) fn screen(
         &mut self,
         world: &mut World,
@@ -116,8 +116,8 @@ impl Acceptor {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
             return pending.slow_of(host).map(Some).ok_or(limit);
         }
-        // A host with many connections gets none of the last slots. Instead it pays for its new
-        // connection as above.
+        // A host with many connections gets none of the last slots. Instead, its new connection
+        // evicts its oldest slow connection, or is refused, as above.
         let most = world.config.max_connections_per_host;
         if world.table.hosts.connections(host) >= most as usize && Self::is_crowded(world, request.device) {
             let limit = Error::Limit { limit: "max_connections_per_host", value: most.into() };

@@ -92,7 +92,8 @@ fn tcp(config: &Config) -> TcpConfig {
     let mut tcp = TcpConfig::default();
     tcp.host_congestion.clone_from(&config.iwarp.within_host.congestion);
     tcp.user_timeout = tcp.user_timeout.map(|timeout| timeout.max(config.timeouts.keepalive));
-    // A path that was away and is back carries the connection again before the keepalive ends it.
+    // TCP retransmits so often that a path which recovers carries data again before the keepalive
+    // ends the connection.
     let [second, minutes] = [1, 120].map(Duration::from_secs);
     tcp.rto_max = Some((config.timeouts.keepalive / 8).clamp(second, minutes));
     tcp

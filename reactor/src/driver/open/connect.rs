@@ -21,8 +21,8 @@ use crate::options::{ConnectOptions, check_security};
 use crate::providers::{EXCHANGE, Handle, role};
 use crate::security::Security;
 
-/// Opens connections. The table has the attempts that remain for a connection, and the connector
-/// has the names that are being resolved.
+/// Opens connections. The names that are being resolved are stored here, and the remaining attempts
+/// of a connection in the table of connections.
 #[derive(Debug, Default)]
 pub(crate) struct Connector {
     lookups: Lookups,

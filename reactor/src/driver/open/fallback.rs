@@ -106,8 +106,8 @@ impl Fallback {
                 Err(error) => {
                     let name = providers.get(provider).name();
                     peer_log!(log_limit, now, NotUp, Info, peer, "{peer} over the provider {name}: {error}");
-                    // For a connection that is set up by exchange of queue pair numbers: a provider without support for this returns
-                    // `Unsupported`. The error of a provider with support replaces this error.
+                    // For an exchange of queue pair numbers, a provider without support returns
+                    // `Unsupported`. The error of a provider with support replaces `Unsupported`.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::TransportError::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);

@@ -131,8 +131,9 @@ impl GroupMember {
 }
 
 impl Reactors {
-    /// Creates a group. Each member is given as a tuple: its wake flag, its number of connections, and the largest number of requests that
-    /// may be on their way to that member. Returns the group, and for each member the part of the group that its reactor keeps.
+    /// Creates a group. Each member is given as a tuple: its wake flag, its number of connections,
+    /// and the largest number of requests that may be on their way to that member. Returns the
+    /// group and the membership of each member.
     pub(crate) fn form(members: Vec<(Arc<WakeFlag>, usize, usize)>) -> (Self, Vec<GroupMembership>) {
         let mut receivers = Vec::with_capacity(members.len());
         let members: Arc<[GroupMember]> = members
@@ -237,7 +238,7 @@ impl fmt::Debug for Reactors {
     }
 }
 
-/// The part of a group that a member reactor keeps.
+/// The membership of a reactor in a group.
 #[derive(Debug)]
 pub(crate) struct GroupMembership {
     group: Reactors,
@@ -246,15 +247,16 @@ pub(crate) struct GroupMembership {
     handled: HandledRequest,
 }
 
-/// The request that this reactor handles, if it was sent to this reactor. Such a request is counted in `load`.
+/// The progress of the connect request that this reactor handles now, if the group has assigned the
+/// request to this reactor. Such a request is counted in `load`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum HandledRequest {
-    /// There is none, or the program has not accepted it.
+    /// There is no such request, or the program has not accepted it.
     #[default]
     Waits,
-    /// The next new connection is that of the request.
+    /// The program has accepted the request. The next new connection is that of the request.
     Begins,
-    /// The request has become a connection, which has the place of the request in `load`.
+    /// The request has become a connection, which is counted in `load` instead of the request.
     Accepted,
 }
 
@@ -308,8 +310,8 @@ impl GroupMembership {
         member.no_longer_coming();
     }
 
-    /// Notes that this reactor now handles a request that was sent to it. If the request becomes a connection, that connection is not
-    /// counted again.
+    /// Notes that the program has accepted a request that was sent to this reactor. The connection
+    /// of the request is not counted again.
     pub(crate) fn begin(&mut self) {
         self.handled = HandledRequest::Begins;
     }

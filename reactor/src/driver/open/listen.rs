@@ -78,8 +78,8 @@ impl Listeners {
         let Some(key) = listener.key(world.tag()) else { return };
         self.drop_listener(world, key);
         if world.drain.is_on() {
-            // The drain may have waited for this listener only. Its end is checked at the end of
-            // the last stages.
+            // The drain may have waited for this listener only. The last stages of the next turn
+            // check if the drain is complete.
             world.note(Stages::ENDS);
             world.ring();
         }

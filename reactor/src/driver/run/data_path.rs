@@ -118,7 +118,7 @@ impl Driver {
         if self.ask_for_receives() && !self.world.effects.has_connected() {
             self.post_marked();
             if self.ask_for_receives() {
-                // No other flush may follow in this turn.
+                // This may be the last flush of the turn, so another turn is triggered.
                 self.world.os.wake.wake();
             }
         }
@@ -285,12 +285,12 @@ impl Driver {
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         // If a send that was made outside of a turn has completed when it was posted, its callback
-        // is pending. After stage 7, the program or a timer may have released what a refused send
-        // waits for.
+        // is pending. After stage 7, the program or a timer may have released capacity that a
+        // refused send waits for.
         let calls = self.world.effects.has_events() || !self.world.effects.to_ask.is_empty();
         let stages = self.world.stages.intersects(Stages::WORK);
-        // The poll before a sleep may have passed the last completion of an ended connection, whose
-        // receives are then free for connections that wait.
+        // The poll before a sleep may show that all completions of an ended connection were
+        // handled. The receives of that connection are then free for connections that wait.
         let due = || self.has_due_receives() && !crate::planted("an-ended-connection-wakes-no-claim");
         calls || stages || self.queues.has_unseen() || self.fair.is_behind() || due()
     }

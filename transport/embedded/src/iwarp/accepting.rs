@@ -24,7 +24,7 @@ use rdma_transport::mem::RecvSlice;
 use rdma_transport::newcomers::Host;
 use rdma_transport::slab::Key;
 
-/// The largest number of connections that are accepted from one listener at a time.
+/// The largest number of connections that one call of `accept_some` accepts.
 const ACCEPTS: usize = 64;
 
 impl<N: Net> Endpoints<N> {
@@ -76,7 +76,7 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Handles the deadline of a paused listener.
+    /// Ends the pause of a listener at its deadline, and accepts connections again.
     pub(super) fn end_pause(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         self.handshakes.paused.retain(|&paused| paused != key);
         if !rdma_transport::planted("a-listener-without-descriptors-is-forgotten") {
@@ -141,9 +141,9 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Continues the handshake of a request after an edge on its socket. A request whose peer has
-    /// reset the connection is removed, if the program was not notified of it: the request may
-    /// still be readable, but an answer would reach nobody.
+    /// Continues the handshake of a request after an edge on its socket. If the peer has reset the
+    /// connection, and the program was not notified of the request, removes the request: its bytes
+    /// may still be readable, but the peer would not receive a reply.
     pub(super) fn request_edge(&mut self, hub: &mut Hub<N>, key: Key, closed: bool, now: Instant) {
         let Some(endpoint) = self.get_mut(key) else { return };
         let is_unknown = endpoint.is_unknown();
@@ -199,7 +199,8 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Lets a request wait until the program receives it. Its connection is no longer half-open.
+    /// Changes the step of a request to `Queued`: its event waits until the program receives it.
+    /// The connection is no longer half-open.
     fn queue_request(&mut self, hub: &mut Hub<N>, key: Key, requested: RequestTerms, host: Host) {
         let Some(CmEndpoint::Request(request)) = self.get_mut(key) else { return };
         let step = std::mem::replace(&mut request.step, RequestStep::Queued(requested, host));
@@ -209,7 +210,7 @@ impl<N: Net> Endpoints<N> {
         self.handshakes.resume(hub);
     }
 
-    /// Removes a connection, and rejects the request of its peer.
+    /// Removes the endpoint of a request, and sends the peer an MPA reply that rejects it.
     pub(super) fn turn_away(
         &mut self,
         hub: &mut Hub<N>,
@@ -223,9 +224,10 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Resets a connection whose client has not sent its request in time. The process may not have
-    /// run for some time: the request may have arrived in time without being read, so it is read
-    /// first.
+    /// Handles the deadline of a request: resets a connection whose client has not sent its MPA
+    /// request in time, and rejects a request that the program has not accepted or rejected in
+    /// time. First reads the socket, because the MPA request may have arrived in time while the
+    /// process did not run.
     pub(super) fn expire_request(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         self.read_request(hub, key, now);
         match self.get(key) {
@@ -247,7 +249,7 @@ impl<N: Net> Endpoints<N> {
     ///
     /// # Errors
     /// Returns an error, and leaves the request as it was, if the endpoint has no request or no
-    /// queue pair, or if the peer cannot use shared memory, which is required.
+    /// queue pair, or if shared memory is required and the peer cannot use it.
     pub(super) fn accept(
         &mut self,
         rendezvous: &mut Rendezvous,
@@ -284,11 +286,11 @@ impl<N: Net> Endpoints<N> {
         Ok(())
     }
 
-    /// Ends a connection whose client has not sent its first message in time, neither on the stream
-    /// nor in shared memory. If its hello has arrived, but is only read now, the client has the
-    /// same time again, because it could not continue without an answer. The same holds if the
-    /// deadline, which was `late` ago, was handled late by half of the limit: the client may be in
-    /// this process, which did not run.
+    /// Ends an accepted connection whose client has sent no first message in time, neither on the
+    /// stream nor in shared memory. In two cases, sets the deadline again, to another
+    /// `ready_timeout`. First, the hello of the client had arrived but was not read, so the client
+    /// had no answer yet. Second, `late`, the time since the deadline, is at least half of
+    /// `ready_timeout`: the client may be in this process, which did not run.
     pub(super) fn expire_unannounced(
         &mut self,
         rendezvous: &mut Rendezvous,

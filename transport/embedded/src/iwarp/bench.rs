@@ -81,8 +81,8 @@ impl<N: Net> Bench<N> {
         id
     }
 
-    /// Starts a connection of the provider to a plain socket, and reads the MPA request, without a
-    /// hash of the path. Returns the listener, the connection's id, and the socket.
+    /// Starts a connection of the provider to a plain socket, and reads the MPA request, which
+    /// contains no hash of the path. Returns the listener, the connection's id, and the socket.
     pub(super) fn dial(&mut self) -> (TcpListener, CmId, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let id = self.connect(&listener);
@@ -148,7 +148,7 @@ impl<N: Net> Bench<N> {
 pub(super) fn entropy(tag: u8) -> Entropy {
     Box::new(move |bytes: &mut [u8]| {
         for (byte, nibble) in bytes.iter_mut().zip(0..) {
-            // A byte becomes a digit of the name by its lower half.
+            // The low four bits of each byte become a hexadecimal digit of the name.
             *byte = std::process::id().checked_shr(4 * nibble).map_or(tag >> (4 * (nibble % 2)), |id| id as u8);
         }
     })

@@ -1,4 +1,5 @@
-//! Converts the errors of sockets to the causes for which connections end or do not come up.
+//! Converts the errors of sockets to the causes for which connections end or connection attempts
+//! fail.
 
 use std::io;
 

@@ -18,14 +18,15 @@ const MAX_TIME: u64 = 10 * 365 * 86_400_000;
 /// The policy for the CRC32c of FPDUs (RFC 5044 §4.4). A connection uses a CRC if either peer requests it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrcPolicy {
-    /// Request a CRC, unless both peers are on this host: both see the same two ends of the TCP
-    /// connection, whose addresses are equal or both loopback addresses. Such a connection needs no
-    /// CRC, because its data stays in the memory of this host. TCP has no checksum for such data.
-    /// Behind a proxy, which may forward the bytes to another host, the peers see different ends. A
-    /// proxy that shows each peer the other one's address and port is not noticed. A peer that does
-    /// not say what it sees, such as another implementation, counts as one of another host. If it
-    /// accepts connections, it may still choose to have none: [`CrcPolicy::Require`] overrides
-    /// that.
+    /// Request a CRC, unless both peers are on this host: the two IP addresses of the TCP
+    /// connection are equal or both loopback addresses, and both peers see the same addresses and
+    /// ports. The data of such a connection stays in the memory of this host, so it needs no CRC.
+    /// TCP has no checksum for such data. Behind a proxy, which may forward the bytes to another
+    /// host, the peers see different addresses or ports. A proxy that shows each peer the other
+    /// one's address and port is not noticed. A client that does not report the path that it sees,
+    /// such as another implementation, counts as one on another host. A server of another
+    /// implementation ignores the reported path, and may accept without a CRC:
+    /// [`CrcPolicy::Require`] prevents that.
     #[default]
     BetweenHosts,
     /// Always request a CRC. TCP's own checksum misses about one in ten million damaged packets.
@@ -55,20 +56,22 @@ pub struct WithinHost {
     /// system. The system also chooses if it lacks the named algorithm or does not allow it (`net.ipv4.tcp_allowed_congestion_control`).
     /// BBR, the default of some systems, paces traffic even within the host. Pacing costs one timer per chunk of data.
     pub congestion: Option<String>, // local: a setting
-    /// The time in which the peer must send its message of the setup of shared memory. After this time, the connection stays on TCP. With
-    /// [`SharedMemoryPolicy::Require`], the active side waits for the answer until the connection attempt times out.
+    /// The longest wait for the next message of the peer during the setup of shared memory. After
+    /// this time, the connection stays on TCP. With [`SharedMemoryPolicy::Require`], the active
+    /// side waits for the answer until the connection attempt times out.
     pub meeting_timeout: Duration,
-    /// The largest sum of the lengths of windows of all connections, in bytes. A window is memory
-    /// of a peer that this process has mapped: the peer's messages and its direct regions. One
-    /// connection may use a quarter. A quarter is reserved for the buffers of 256 KiB that every
-    /// peer has for messages of more than 1 KiB. Past the limit, memory is not mapped: messages of
-    /// more than 1 KiB arrive in parts of 1 KiB or 64 KiB, and direct regions are accessed like
-    /// others. Default: 1 GiB. With 0, nothing is mapped.
+    /// The largest sum of the lengths of the windows of all connections, in bytes. A window is
+    /// memory of a peer that this process has mapped: the peer's messages and its direct regions.
+    /// The windows of one connection may have a quarter of this limit. A quarter of the limit is
+    /// reserved for the buffers of 256 KiB that every peer has for messages of more than 1 KiB. At
+    /// the limit, no further memory is mapped: messages of more than 1 KiB arrive in parts of 1 KiB
+    /// or 64 KiB, and direct regions are accessed like other regions. Default: 1 GiB. With 0,
+    /// nothing is mapped.
     pub window_bytes: u64,
     /// The largest number of windows of all connections, 0 to 16,384. One connection has at most
-    /// 32. A quarter is reserved as in `window_bytes`. All providers of a process together have at
-    /// most 16,384 windows, which is a quarter of the default of `vm.max_map_count`. Past the
-    /// limit, memory is not mapped. Default: 8,192.
+    /// 32. A quarter of the limit is reserved for the same buffers as in `window_bytes`. All
+    /// providers of a process together have at most 16,384 windows, which is a quarter of the
+    /// default of `vm.max_map_count`. At the limit, no further memory is mapped. Default: 8,192.
     pub max_windows: usize,
 }
 
@@ -247,7 +250,7 @@ impl IwarpConfig {
             in_range(what, milliseconds, 0..=MAX_TIME, "at most 10 years (given here in ms)")?;
         }
         if self.accept_backoff < Duration::from_millis(1) {
-            // A pause that ends at the time at which it begins would never let the call that handles deadlines return.
+            // With a pause of 0, the call that handles deadlines would never return.
             return range("accept_backoff", 0, "at least 1 ms (given here in ms)");
         }
         if self.roce.port == Some(0) || self.roce.group_port == 0 {
@@ -267,7 +270,8 @@ mod tests {
 
     type Setting = fn(&mut IwarpConfig) -> &mut Duration;
 
-    /// A time is accepted if every deadline that the provider computes from it is a valid time.
+    /// Each time is accepted up to `MAX_TIME`, and refused above it, because a deadline could be
+    /// out of range.
     #[test]
     fn no_time_leaves_the_range_of_deadlines() {
         let settings: [(&str, Setting); 8] = [

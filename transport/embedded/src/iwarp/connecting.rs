@@ -59,7 +59,7 @@ impl<N: Net> Endpoints<N> {
         let peer = attempt.peer;
         let (socket, startup) = match &mut attempt.step {
             AttemptStep::Starting(socket, startup) => (*socket, startup),
-            // The peer has closed the TCP stream: it does not answer the hello any more.
+            // The peer has closed the TCP stream, so it will not answer the hello.
             AttemptStep::SettingUp(..) if attempt.closed => {
                 return self.end_setup(hub, key, "the peer has ended the connection", now);
             }
@@ -74,7 +74,8 @@ impl<N: Net> Endpoints<N> {
                     return self.fail(hub, key, Some(failure), None);
                 }
             }
-            // A peer that cannot know the path gets a CRC: there may be a proxy in front of it.
+            // Without the hash of the path, the peer cannot detect a proxy between them, so the
+            // connection counts as one between hosts.
             let path = hub.net.local_path(socket).filter(|_| startup.shows_path);
             startup.terms.local = requests_offer(hub, socket);
             (startup.terms.crc, startup.terms.path) = (hub.config.crc.is_requested(path.is_some()), path);
@@ -225,8 +226,8 @@ impl<N: Net> Endpoints<N> {
         self.enter_segment(hub, key, Move { stream, socket, segment, side, qp, read_depth, announced: true }, now);
     }
 
-    /// Takes the setup of shared memory out of an attempt. Returns the TCP socket and the sent
-    /// segment.
+    /// Removes the setup of shared memory from an attempt. Returns the TCP socket and the sent
+    /// segment, or `None` if no setup is in progress.
     fn take_setup(&mut self, key: Key) -> Option<(SocketId, Box<SentSegment<N::Segment>>)> {
         let attempt = self.attempt(key)?;
         if !matches!(attempt.step, AttemptStep::SettingUp(..)) {
@@ -238,9 +239,9 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Handles the deadline of an attempt. During a setup, the attempt fails only if its own
-    /// deadline has passed; otherwise only the setup ends, unless the peer's answer has arrived
-    /// without being read.
+    /// Handles the deadline of an attempt. During the setup of shared memory, the attempt fails
+    /// only if its own deadline, `until`, has passed. Otherwise reads the peer's answer to the
+    /// hello, and ends only the setup if there is none.
     pub(super) fn expire_attempt(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some(attempt) = self.attempt(key) else { return };
         match &attempt.step {

@@ -1,5 +1,5 @@
-//! Untagged messages that complete no receive of the program by themselves: requests of the peer,
-//! the responses to atomic operations, Immediate Data, and Terminate. Each of them is one segment.
+//! The untagged messages except Sends: Read Requests, Atomic Requests, Atomic Responses, Immediate
+//! Data, and Terminate. Each of these messages is one segment.
 
 use super::fault::{Fault, violation};
 use super::placement::PlacementContext;
@@ -13,13 +13,14 @@ use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use rdma_transport::mr::Access;
 use rdma_transport::wc::WcStatus;
 
-/// The length of the longest payload of such a message, in bytes.
+/// The length of the longest payload of these messages, a Terminate or an Atomic Request, in bytes.
 const MAX_PAYLOAD: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 #[derive(Debug)]
 pub(super) struct ControlReceiver {
     payload: [u8; MAX_PAYLOAD],
-    /// The MSN of the peer's next request, and of its next Atomic Response.
+    /// `request_msn` is the MSN of the peer's next Read Request or Atomic Request. `atomic_msn` is
+    /// the MSN of its next Atomic Response.
     request_msn: u32,
     atomic_msn: u32,
 }
@@ -76,7 +77,7 @@ impl ControlReceiver {
             }
             (Opcode::ReadRequest | Opcode::AtomicRequest, read) => {
                 if !cx.responses.has_room() {
-                    // An RDMAP error as in siw, not the DDP error for a missing buffer.
+                    // Like siw, report an RDMAP error, and not the DDP error for a missing buffer.
                     return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
                 }
                 match read.filter(|read| read.size > 0) {
@@ -102,7 +103,7 @@ impl ControlReceiver {
         n
     }
 
-    /// Executes a message with `len` bytes of payload, which has arrived with a correct CRC.
+    /// Processes a message with `len` bytes of payload, which has arrived with a correct CRC.
     /// `messages` are the receives of the queue pair, and `written` is the length of the last
     /// complete Write.
     #[inline(never)]

@@ -1,5 +1,5 @@
-//! The ids for datagrams of the embedded provider: they bind, listen, query and reply. The packets
-//! themselves are processed in `ports`.
+//! The connection-manager ids for datagrams, and their calls: bind, listen, query, reply, and join
+//! a multicast group. The packets themselves are processed in `ports`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -230,7 +230,7 @@ impl Ports {
         Some(before)
     }
 
-    /// Ends an id. If `failure` is given, raises an event that reports it.
+    /// Moves an id to the phase `Dead`. If `failure` is given, raises an event that reports it.
     pub(super) fn fail_datagram<N: Net>(&mut self, hub: &mut Hub<N>, key: Key, failure: Option<ConnectFailure>) {
         self.set_phase(hub, key, DatagramPhase::Dead);
         if let Some(failure) = failure {

@@ -1,5 +1,5 @@
-//! The rounds of the provider: finds whom an edge or a deadline is for, lets its engine serve it,
-//! and carries out what happened.
+//! The rounds of the provider: finds the owner of each edge and each deadline, calls its engine,
+//! and applies the outcome.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -16,9 +16,8 @@ use rdma_transport::slab::Key;
 /// The largest number of connections that one call of `progress` serves. With this limit, the
 /// received data is still in the CPU caches when the program processes it after the call.
 const SERVED: usize = 32;
-/// The least time until an established connection is checked again whose MPA reply is not sent or
-/// not acknowledged. Without such a time, a `reply_grace` of 0 would never let [`Iwarp::timers`]
-/// return.
+/// The least time between two checks of a connection whose MPA reply is not sent or not
+/// acknowledged. Without it, [`Iwarp::timers`] would never return if `reply_grace` is 0.
 const RETRY: Duration = Duration::from_millis(1);
 /// The largest number of times that one call of `next_event` reads edges.
 const ROUNDS: usize = 16;
@@ -75,7 +74,7 @@ impl<N: Net> Iwarp<N> {
         self.endpoints.streams + self.endpoints.rings + self.datagrams.tables.ports.len()
     }
 
-    /// Runs one round of a busy poll, which only looks at the connections or the port that have
+    /// Runs one round of a busy poll, which only checks the connections or the port that have
     /// received most recently. Returns true if more work remains. Returns `None` if this round must
     /// check all sockets.
     #[inline]
@@ -126,8 +125,7 @@ impl<N: Net> Iwarp<N> {
         Some(self.has_ready())
     }
 
-    /// Serves a live connection that was removed from the ready queue, or that must be looked at
-    /// without an edge.
+    /// Serves a live connection that was removed from the ready queue.
     fn serve(&mut self, key: Key, now: Instant) {
         let outcome = match self.endpoints.get_mut(key) {
             Some(CmEndpoint::Stream(flow)) => flow.serve(&mut self.hub, now),
@@ -200,9 +198,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Handles the deadline of an endpoint. The process may not have run for some time: a client's
-    /// part of the handshake may have arrived in time without being read. It is read before the
-    /// client's connection ends.
+    /// Handles the deadline of an endpoint. Before the connection of a client ends, its part of the
+    /// handshake is read, because it may have arrived in time while the process did not run.
     fn expire(&mut self, key: Key, due: Instant, now: Instant) {
         let Self { hub, endpoints, rendezvous, .. } = self;
         match endpoints.get_mut(key) {
@@ -240,9 +237,9 @@ impl<N: Net> Iwarp<N> {
             }
             more |= !endpoints.handshakes.backlog.is_empty();
             if hub.events.is_empty() {
-                // Edges are read before each start of a connection. So connections that have
-                // started do not wait for all others to start, and the queue has the requests of
-                // all hosts, and none that was taken back.
+                // Edges are read before each event that starts a connection. So connections that
+                // have started do not wait until all others start. The queue then contains the
+                // requests of all hosts, and none whose connection was reset.
                 if let Some(start) = endpoints.next_start(hub, now) {
                     return Ok(Some(start));
                 }

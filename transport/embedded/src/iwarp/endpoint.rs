@@ -35,7 +35,7 @@ pub(super) enum CmEndpoint<S: Segment> {
     /// An id for datagrams, with its key in the engine of datagrams.
     Datagram(Key),
     /// A connection that has ended. The program has not destroyed its id yet. Its queue pair
-    /// flushes what is posted.
+    /// flushes work requests that are posted.
     Dead(Option<Work<S>>),
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Request {
 pub(super) enum RequestStep {
     /// The MPA request is being read. The program is not notified of the connection yet.
     Reading { reader: Box<FrameReader>, listener: CmId, peer: SocketAddr, ticket: Ticket },
-    /// The request waits until the program receives it.
+    /// The event of the connect request is queued. The program has not received it yet.
     Queued(RequestTerms, Host),
     /// The program has the request and has not accepted or rejected it yet.
     Offered(RequestTerms),
@@ -73,7 +73,7 @@ pub(super) struct Attempt<S> {
 /// The steps of an attempt.
 #[derive(Debug)]
 pub(super) enum AttemptStep<S> {
-    /// The event that the address is resolved waits until the program receives it.
+    /// The event `Resolved` is queued. The program has not received it yet.
     Resolving,
     /// The program has not called `connect` yet, so there is no socket.
     Resolved,
@@ -88,7 +88,8 @@ pub(super) enum AttemptStep<S> {
 pub(super) struct Startup {
     pub(super) terms: StartupTerms,
     pub(super) private_data: Vec<u8>, // local: private data of the program
-    /// True if the request may contain the hash of the path.
+    /// True if the MPA request may carry the hash of the path behind the private data of the
+    /// program.
     pub(super) shows_path: bool,
     /// True once TCP has connected.
     pub(super) connected: bool,
@@ -108,7 +109,7 @@ impl Startup {
 
 /// The state of the active side while it waits for the answer to its hello. If the peer accepts the
 /// segment, the connection continues in the segment. Otherwise the connection continues on the TCP
-/// stream, with the terms of `agreement`, or fails if it may not.
+/// stream, with the terms of `agreement`, or fails if `required` is true.
 #[derive(Debug)]
 pub(super) struct SentSegment<S> {
     pub(super) socket: SocketId,
@@ -126,7 +127,7 @@ pub(super) struct SentSegment<S> {
 #[derive(Debug)]
 pub(super) enum Work<S: Segment> {
     Stream(Box<QueuePair>),
-    /// The Unix socket is open while the peer may read the last records.
+    /// A link, and its Unix socket, which stays open while the peer may read the last records.
     Ring(Box<Link<S>>, Option<SocketId>),
 }
 
@@ -193,8 +194,8 @@ impl<S: Segment> CmEndpoint<S> {
         }
     }
 
-    /// Takes an endpoint apart. Closes the Unix socket of a setup that is not complete. Returns the
-    /// socket and the queue pair. The socket of a ring is with its link.
+    /// Splits an endpoint into its socket and its queue pair. Closes the Unix socket of an
+    /// incomplete setup of shared memory. [`Work::Ring`] also contains the socket of a link.
     pub(super) fn take_apart<N: Net<Segment = S>>(self, hub: &mut Hub<N>) -> (Option<SocketId>, Option<Work<S>>) {
         let socket = self.socket();
         let work = match self {

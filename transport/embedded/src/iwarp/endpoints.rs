@@ -1,5 +1,5 @@
-//! [`Endpoints`]: the table of all endpoints of a provider, and the changes of their states that
-//! every part of the provider makes.
+//! [`Endpoints`]: the table of all endpoints of a provider, and the state changes that several of
+//! its modules use.
 
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,12 @@ use rdma_transport::mr::{Access, MrId};
 use rdma_transport::newcomers::Host;
 use rdma_transport::slab::{Key, Slab};
 
-/// The longest time for which the peer of a link that was closed can read its last records. It is
-/// long, because a peer that does not run must find its last messages when it runs again; the
-/// number of such links and their bytes are limited.
+/// The longest time for which the peer of a closed link can read its last records. The time is
+/// long, so that a stopped peer process finds its last messages when it runs again. The number of
+/// lingering links and their bytes are limited.
 pub(super) const PARTING: Duration = Duration::from_secs(600);
 
-/// The endpoints of a provider, and what is counted of them.
+/// The endpoints of a provider, the unfinished handshakes, and the numbers of live connections.
 #[derive(Debug)]
 pub(super) struct Endpoints<N: Net> {
     table: Slab<CmEndpoint<N::Segment>>, // bound: connections, half-open, queries
@@ -92,12 +92,14 @@ impl<N: Net> Endpoints<N> {
         self.look_ups.set(self.look_ups.get() + 1);
     }
 
-    /// Returns the endpoint of an id that the program knows.
+    /// Returns the endpoint of an id. Returns an error if the endpoint does not exist, or if the
+    /// program was not notified of it.
     pub(super) fn known(&self, id: CmId) -> Result<&CmEndpoint<N::Segment>> {
         self.get(id.0).filter(|endpoint| !endpoint.is_unknown()).ok_or(STALE_ID)
     }
 
-    /// Returns the endpoint of an id that the program knows.
+    /// Returns the endpoint of an id. Returns an error if the endpoint does not exist, or if the
+    /// program was not notified of it.
     pub(super) fn known_mut(&mut self, id: CmId) -> Result<&mut CmEndpoint<N::Segment>> {
         self.get_mut(id.0).filter(|endpoint| !endpoint.is_unknown()).ok_or(STALE_ID)
     }
@@ -143,7 +145,7 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Takes the queue pair of a connection whose handshake completes.
+    /// Removes and returns the queue pair of a connection whose handshake completes.
     pub(super) fn take_queue_pair(&mut self, key: Key) -> Option<Box<QueuePair>> {
         match self.get_mut(key)? {
             CmEndpoint::Request(request) => request.qp.take(),
@@ -153,7 +155,7 @@ impl<N: Net> Endpoints<N> {
     }
 
     /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or
-    /// let linger. A link lingers by itself.
+    /// let linger. For a link, adds the lingering socket itself, and returns `None`.
     pub(super) fn remove(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> Option<SocketId> {
         match self.take(hub, key)?.take_apart(hub) {
             (_, Some(Work::Ring(link, socket))) => {
@@ -168,7 +170,8 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Takes an endpoint out of the table.
+    /// Removes an endpoint from the table, with its deadline and its queued start event. Does not
+    /// close its socket.
     pub(super) fn take(&mut self, hub: &mut Hub<N>, key: Key) -> Option<CmEndpoint<N::Segment>> {
         let endpoint = self.table.remove(key)?;
         self.uncount(hub, &endpoint);
@@ -185,8 +188,8 @@ impl<N: Net> Endpoints<N> {
     }
 
     /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is
-    /// given, sends these bytes to the peer before the socket is closed. The time is the current
-    /// one.
+    /// given, sends its bytes to the peer before the socket is closed. The time in `rest` is the
+    /// current time.
     pub(super) fn fail(
         &mut self,
         hub: &mut Hub<N>,
@@ -269,7 +272,7 @@ impl<N: Net> Endpoints<N> {
         let mut flow = RingFlow::new(key, socket, Box::new(link), announced, now);
         hub.own(socket, Owner::Endpoint(key));
         let promoted = hub.net.promote(socket);
-        // The connection is served next, whether its link is armed or not.
+        // The result is ignored, because the connection is served next anyway.
         let _ = flow.pump(hub);
         flow.enqueue(hub);
         // The passive side looks for the first record when a packet arrives on the Unix socket or
@@ -308,7 +311,8 @@ impl<N: Net> Endpoints<N> {
         true
     }
 
-    /// Carries out what has happened to a connection while it was served.
+    /// Applies the outcome of serving a connection: moves the connection to shared memory, or ends
+    /// it.
     #[inline]
     pub(super) fn settle(&mut self, hub: &mut Hub<N>, key: Key, outcome: Outcome, now: Instant) {
         let end = match outcome {
@@ -385,9 +389,9 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Takes the next event from the queue of connections that wait to start. The time that the
-    /// program has for its decision about a connect request starts here: a program that is slow to
-    /// take requests refuses nobody.
+    /// Removes and returns the next event from the queue of connections that wait to start. The
+    /// `accept_timeout` of a connect request begins here. So if the program is slow to receive
+    /// requests, none of them is rejected meanwhile.
     pub(super) fn next_start(&mut self, hub: &mut Hub<N>, now: Instant) -> Option<CmEvent> {
         let event = hub.starts.pop()?;
         let CmId(key) = event.id;
@@ -412,7 +416,7 @@ fn part<N: Net>(hub: &mut Hub<N>, mut link: Box<Link<N::Segment>>, socket: Optio
     let calls = link.publish();
     link.part(&mut hub.resources);
     if hub.account.unmaps() {
-        // Further windows of the link may wait for the next turn.
+        // The account may have left windows of the link to unmap in the next turn.
         hub.net.wake(NetChannel::Completion);
     }
     let Some(socket) = socket else { return link.free() };
@@ -422,7 +426,7 @@ fn part<N: Net>(hub: &mut Hub<N>, mut link: Box<Link<N::Segment>>, socket: Optio
     hub.add_linger(Linger::of_link(socket, link), now + PARTING);
 }
 
-/// Removes the event of a connection that waits to start.
+/// Removes the queued start event of a connection, if there is one.
 fn drop_start<N: Net>(hub: &mut Hub<N>, key: Key, endpoint: &CmEndpoint<N::Segment>) {
     match endpoint {
         CmEndpoint::Request(Request { step: RequestStep::Queued(_, host), .. }) => hub.starts.remove(*host, CmId(key)),

@@ -22,14 +22,15 @@ use rdma_transport::slab::Key;
 
 /// The largest number of receive calls for one connection before other connections are served.
 const RECEIVES: usize = 4;
-/// The assumed maximum segment size of TCP, in bytes, if the system does not tell it (RFC 9293,
+/// The assumed maximum segment size of TCP, in bytes, if the system does not report it (RFC 9293,
 /// section 3.7.1).
 const DEFAULT_SEGMENT: usize = 536;
 
 /// The result of serving a connection.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The connection goes on. If there is more to do, it is in the ready queue.
+    /// The connection continues. It is in the ready queue if it must be served again without an
+    /// edge.
     Going,
     /// The peer has written its first record to the segment: the connection continues in shared
     /// memory.
@@ -59,8 +60,8 @@ impl End {
 }
 
 impl From<Fault> for End {
-    /// Returns the end because of a fault in the stream. Its Terminate is the one that the RFCs
-    /// require.
+    /// Returns the end of a connection whose stream has this fault, with the Terminate that the
+    /// RFCs require.
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Violation(cause, quote) => {
@@ -90,13 +91,13 @@ pub(super) enum Offered<S> {
 /// A connection on a TCP stream whose handshake is complete.
 #[derive(Debug)]
 pub(super) struct TcpFlow<S> {
-    /// The key of its endpoint.
+    /// The key of the connection's endpoint.
     pub(super) key: Key,
     pub(super) socket: SocketId,
     pub(super) qp: Box<QueuePair>,
     /// The MPA reply that is being sent.
     pub(super) reply: Frame,
-    /// The offer of shared memory that the peer may still follow.
+    /// The offer of shared memory that the peer may still accept.
     pub(super) offer: Option<Box<Offered<S>>>,
     /// True once the event `Established` was raised.
     pub(super) announced: bool,
@@ -210,7 +211,7 @@ impl<S> TcpFlow<S> {
         matches!(self.offer.as_deref(), Some(Offered::Waiting(_)))
     }
 
-    /// Takes the offer of shared memory back, and closes the Unix socket to the peer.
+    /// Drops the offer of shared memory, and closes the Unix socket to the peer if there is one.
     pub(super) fn forget_offer<N: Net>(&mut self, hub: &mut Hub<N>) {
         if let Some(Offered::Accepted(socket, _)) = self.offer.take().map(|offer| *offer) {
             hub.close(socket, false);
@@ -229,8 +230,8 @@ impl<S> TcpFlow<S> {
         None
     }
 
-    /// Looks at the Unix socket of an accepted segment. Returns the end of the connection if the
-    /// peer has closed the socket, and the connection may not stay on its TCP stream.
+    /// Ends the setup of shared memory if the peer has closed the Unix socket of its accepted
+    /// segment. Returns the end of the connection if it may not stay on its TCP stream.
     pub(super) fn check_offer<N: Net>(&mut self, hub: &mut Hub<N>) -> Option<End> {
         let Some(Offered::Accepted(socket, _)) = self.offer.as_deref() else { return None };
         match hub.net.take(*socket, &mut [0; 8]) {
@@ -241,10 +242,10 @@ impl<S> TcpFlow<S> {
         }
     }
 
-    /// Serves a connection that was removed from the ready queue, or whose socket is looked at
-    /// without an edge: continues an unfinished transmission, and receives until the connection has
-    /// used its budget. Puts the connection back into the ready queue if bytes may remain or
-    /// sending has failed.
+    /// Serves a connection that was removed from the ready queue, or whose socket is read without
+    /// an edge: continues an unfinished transmission, and receives until the connection has used
+    /// its budget. Puts the connection back into the ready queue if bytes may remain or sending has
+    /// failed.
     pub(super) fn serve<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) -> Outcome {
         let mut budget = hub.config.receive_budget;
         self.queued = false;
@@ -262,7 +263,8 @@ impl<S> TcpFlow<S> {
                 Ok(received) => received,
                 Err(outcome) => return outcome,
             };
-            // The check precedes `input`, which completes receives and answers Reads.
+            // The peer sends on the stream although shared memory is required. Its bytes must not
+            // reach `input`, which completes receives and answers Reads.
             let refuses = self.qp.tx.is_held() && hub.requires_shared_memory();
             if refuses && !rdma_transport::planted("a-refused-stream-is-read") {
                 return Outcome::Ended(End::of_refused_stream());
@@ -310,7 +312,7 @@ impl<S> TcpFlow<S> {
     }
 
     /// Receives once. Returns the number of received bytes, and true if the socket is empty. If
-    /// nothing was received, returns what follows from that.
+    /// nothing was received, returns the outcome for the connection as the error.
     #[inline(always)]
     fn receive<N: Net>(&mut self, hub: &mut Hub<N>) -> Result<(usize, bool), Outcome> {
         let (room, socket) = (self.pace.room(), self.socket);
@@ -359,8 +361,8 @@ impl<S> TcpFlow<S> {
         match result {
             Ok(sent) => {
                 // A full socket accepts bytes again only after the peer's TCP has acknowledged
-                // some. On a slow link, the answer to a ping arrives late, because the ping waits
-                // behind the data that is still unsent.
+                // some, so this is a sign of life. On a slow link, the answer to a ping would be
+                // too late, because the ping waits behind the unsent data.
                 if std::mem::replace(&mut self.sent, sent) == Sent::Blocked && accepts {
                     self.last_heard = hub.now.map_or(self.last_heard, |now| self.last_heard.max(now));
                 }
@@ -380,9 +382,9 @@ impl<S> TcpFlow<S> {
         hub.net.wake(NetChannel::Completion);
     }
 
-    /// Handles the deadline of a connection that was announced: sends no longer wait for the first
-    /// message of a peer that has not agreed to send one, once its MPA reply is acknowledged.
-    /// `retry` is the time of the next check.
+    /// Handles the end of the `reply_grace` of a peer that has not agreed to send first: releases
+    /// the held sends if the peer has acknowledged the MPA reply. Otherwise sets the deadline for
+    /// the next check to `retry`.
     pub(super) fn end_grace<N: Net>(&mut self, hub: &mut Hub<N>, retry: Instant) {
         if !self.reply.is_sent() || !hub.net.all_acknowledged(self.socket) {
             hub.deadlines.set(Owner::Endpoint(self.key), retry);
@@ -392,7 +394,8 @@ impl<S> TcpFlow<S> {
         }
     }
 
-    /// Returns the bytes that the peer must still get of a connection whose id is destroyed.
+    /// Ends the stream of a connection whose id is destroyed. Returns the framed bytes that are
+    /// still to be sent.
     pub(super) fn abandon(&mut self) -> Vec<u8> {
         let rest = self.qp.abandon();
         std::mem::take(&mut self.reply).unsent(rest)

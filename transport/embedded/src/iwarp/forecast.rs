@@ -33,8 +33,8 @@ pub(crate) struct Start {
     /// segment of a Send.
     pub(crate) left: usize,
     pub(crate) last: bool,
-    /// The number of octets behind the current segment of a Write, if the Write is as long as the last one. It means nothing if the current
-    /// payload is not that of a Write.
+    /// The number of payload octets of the current Write behind its current segment, if the Write
+    /// is as long as the previous one. Unused if the current segment does not belong to a Write.
     pub(crate) rest: usize,
 }
 

@@ -34,8 +34,9 @@ pub(super) struct Handshakes {
 }
 
 impl Handshakes {
-    /// Returns true if a listener accepts nothing, because the limit of handshakes is reached, or
-    /// because the system lacked a descriptor or memory for a connection: then it has a deadline.
+    /// Returns true if a listener accepts nothing: the limit of handshakes is reached, or the
+    /// system had no descriptor or memory for a connection. In the second case, the listener
+    /// accepts again at its deadline.
     pub(super) fn is_paused<N: Net>(&self, hub: &Hub<N>, listener: Key) -> bool {
         self.paused.contains(&listener) || hub.deadlines.of(Owner::Endpoint(listener)).is_some()
     }
@@ -52,8 +53,8 @@ impl Handshakes {
         hub.net.wake(NetChannel::Cm);
     }
 
-    /// Adds a listener to the backlog, unless the backlog has it already: an edge may report
-    /// further connections of such a listener, which must not be served twice in each round.
+    /// Adds a listener to the backlog, unless it is there already. Otherwise each further edge of
+    /// the listener would make each round serve it once more.
     pub(super) fn accept_later(&mut self, listener: Key) {
         if !self.backlog.contains(&listener) {
             self.backlog.push_back(listener);

@@ -40,7 +40,7 @@ impl Drop for DetachedRequest {
 }
 
 impl<N: Net> Handover for Iwarp<N> {
-    /// Takes a request that has no queue pair out of a provider, with its socket.
+    /// Removes a request that has no queue pair from this provider, with its socket.
     fn detach(&mut self, id: CmId) -> Result<Detached> {
         let (socket, requested) = match self.endpoints.known(id)? {
             CmEndpoint::Request(Request { step: RequestStep::Offered(_), qp: Some(_), .. }) => {

@@ -1,5 +1,5 @@
-//! [`Hub`]: what the engines of the embedded provider share. An engine is the part of a provider
-//! that serves one kind of wire: a TCP stream, a ring in shared memory, or a UDP port.
+//! [`Hub`]: the state that the engines of the embedded provider share. An engine is the part of a
+//! provider that serves one kind of wire: a TCP stream, a ring in shared memory, or a UDP port.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -57,7 +57,7 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// Sets the deadline of an owner, instead of the one that it may have.
+    /// Sets the deadline of an owner. Replaces the previous deadline of the owner.
     pub(super) fn set(&mut self, owner: Owner, at: Instant) {
         if let Some(before) = self.by_owner.insert(owner, at) {
             self.by_time.remove(&(before, owner));
@@ -116,7 +116,8 @@ pub(super) struct Hub<N: Net> {
     // bound: connections, half-open, lingering, local-newcomers
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) events: VecDeque<CmEvent>, // bound: events
-    /// The events with which connections start. They wait for the turn of their host.
+    /// The events with which connections start: connect requests and resolved addresses. The
+    /// program receives them by turns of the hosts.
     pub(super) starts: StartQueue,
     /// The `now` of the last call of `progress` or `next_cm_event`, for calls that have no `now`.
     /// `None` before the first of these calls.
@@ -184,12 +185,15 @@ impl<N: Net> Hub<N> {
         self.net.close(socket, reset);
     }
 
-    /// Sends the bytes `rest` and then closes the socket. The connection itself has already ended.
+    /// Sends the last bytes of an ended connection, `rest`. Closes the socket when the peer has
+    /// ended its stream, or after the time [`IwarpConfig::linger`].
     pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
         self.add_linger(Linger::new(socket, rest), now + self.config.linger);
     }
 
-    /// Lets a socket linger until `deadline` at most.
+    /// Adds a lingering socket, or closes it immediately if it has nothing left to do. At
+    /// `deadline`, the socket is closed. At the limit of lingering sockets, the oldest ones are
+    /// closed.
     pub(super) fn add_linger(&mut self, mut linger: Linger, deadline: Instant) {
         if linger.serve(&mut self.net, self.intake.scratch()) {
             return self.close(linger.end(), false);
@@ -205,8 +209,8 @@ impl<N: Net> Hub<N> {
         self.deadlines.set(owner, deadline);
     }
 
-    /// Continues to send the last bytes of an ended connection, and closes the socket when they are
-    /// sent.
+    /// Continues to send the last bytes of an ended connection. Closes the socket if the peer has
+    /// ended its stream.
     pub(super) fn serve_linger(&mut self, key: Key) {
         let Some(linger) = self.lingers.get_mut(key) else { return };
         if linger.serve(&mut self.net, self.intake.scratch()) {
@@ -214,7 +218,7 @@ impl<N: Net> Hub<N> {
         }
     }
 
-    /// Closes the socket of an ended connection.
+    /// Closes a lingering socket, and clears its deadline.
     pub(super) fn end_linger(&mut self, key: Key) {
         self.deadlines.clear(Owner::Linger(key));
         if let Some(linger) = self.lingers.remove(key) {
@@ -222,8 +226,8 @@ impl<N: Net> Hub<N> {
         }
     }
 
-    /// Appends a connection to the ready queue, unless the queue contains it. `queued` is the
-    /// connection's own record of that.
+    /// Appends a connection to the ready queue, unless `queued` is true. Sets `queued`, the
+    /// connection's flag that it is in the queue.
     #[inline]
     pub(super) fn enqueue(&mut self, key: Key, queued: &mut bool) {
         if !std::mem::replace(queued, true) {
@@ -243,8 +247,8 @@ impl<N: Net> Hub<N> {
         self.starts.push(host, CmEvent { id: CmId(key), kind });
     }
 
-    /// Wakes the CM channel for an event, unless another event is queued or the next event is being
-    /// taken.
+    /// Wakes the CM channel for an event, unless another event is queued or a call that returns the
+    /// next event is running (`within_cm`).
     fn wake_for_event(&mut self) {
         if self.events.is_empty() && self.starts.is_empty() && !self.within_cm {
             self.net.wake(NetChannel::Cm);

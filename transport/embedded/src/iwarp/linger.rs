@@ -3,8 +3,8 @@
 //! would reset the stream, and the peer would lose data that it has not read.
 //!
 //! The Unix socket of a connection in shared memory outlives it for the same reason: its peer reads
-//! the last records from the memory. This memory is removed when the peer has closed its socket, or
-//! had enough time.
+//! the last records from the memory. This memory is released when the peer has closed its socket,
+//! or at the deadline.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct Linger {
     rest: Vec<u8>, // bound: frames
     sent: usize,
     finished: bool,
-    /// The connection in shared memory whose Unix socket this is.
+    /// The link whose Unix socket lingers. `None` for a TCP socket.
     link: Option<Box<dyn PartedLink>>,
 }
 
@@ -49,7 +49,7 @@ impl Linger {
         self.socket
     }
 
-    /// Returns the number of bytes that the peer has not read, at most.
+    /// Returns an upper bound of the bytes that the peer has not read.
     fn len(&self) -> usize {
         self.rest.len() + self.link.as_ref().map_or(0, |link| link.len())
     }
@@ -105,7 +105,7 @@ impl Lingers {
     }
 
     /// Returns true if `next` may linger only after an older socket was removed. `most` is the
-    /// largest number of sockets.
+    /// largest number of lingering sockets.
     pub(super) fn is_full(&self, next: &Linger, most: usize) -> bool {
         self.sockets.len() >= most || self.bytes + next.len() > MAX_BYTES
     }

@@ -10,26 +10,27 @@
 //! - `responder`: the Reads and atomic operations of the peer
 //! - `stag`: the Terminates for a misused STag
 //! - `queue_pair`: a queue pair: both directions of one stream
-//! - `hub`: what the engines share: sockets and their owners, regions and queues, events,
-//!   deadlines, who waits to be served
+//! - `hub`: the state that the engines share: sockets and their owners, regions and queues, events,
+//!   deadlines, and the connections that wait to be served
 //! - `flow`, `pace`: the engine of a connection on a TCP stream, and the amount that it receives at
 //!   a time
 //! - `ring`, `rings`: the engine of a connection in shared memory, and the rings that a busy poll
-//!   looks at
-//! - `datagrams`, `ports`, `udp`: the engine of datagrams: ids, UDP ports, and the sockets; the
-//!   packets are in `crate::roce`
-//! - `endpoint`, `endpoints`: what a connection-manager id names, in which state; the table of all,
-//!   and the changes of states
-//! - `accepting`, `half_open`, `start_queue`: the passive side of connections, those without a
-//!   request, and those that wait to start
+//!   checks
+//! - `datagrams`, `ports`, `udp`: the engine of datagrams: its ids, its UDP ports, and their
+//!   sockets; the packet formats are in `crate::roce`
+//! - `endpoint`, `endpoints`: the object that a connection-manager id names, with its state; the
+//!   table of all endpoints, and their state changes
+//! - `accepting`, `half_open`, `start_queue`: the passive side of connections, the connections
+//!   whose MPA request has not arrived, and those that wait to start
 //! - `connecting`: the active side of connections
-//! - `rendezvous`, `unix`: the meeting of two processes of one host that go on in shared memory,
-//!   and its sockets
+//! - `rendezvous`, `unix`: the setup of shared memory between two processes of one host, and its
+//!   Unix sockets
 //! - `frame`, `linger`, `causes`: a startup frame that is being sent, sockets that outlive their
-//!   connections, and what their errors mean
-//! - `drive`: the rounds: finds whom an edge or a deadline is for, and carries out what an engine
-//!   returns
-//! - `handover`, `roles`: connect requests that move to another provider, and the other roles
+//!   connections, and the meaning of socket errors
+//! - `drive`: the rounds of the provider: finds the owner of an edge or a deadline, and applies the
+//!   outcome that its engine returns
+//! - `handover`, `roles`: connect requests that move to another provider, and the other roles of
+//!   the provider outside of the data path
 //! - [`provider`]: [`Iwarp`]: the [`rdma_transport::Provider`]
 //! - [`net`], [`tcp`]: the interface to the sockets, and its implementation on the system
 //!
@@ -93,5 +94,5 @@ pub use tcp::{TcpConfig, TcpNet};
 /// The name of the provider.
 pub const NAME: &str = "iwarp";
 
-/// The name of the provider if its setting is to use shared memory only.
+/// The name of the provider with [`SharedMemoryPolicy::Require`].
 const WITHIN_HOST: &str = "shm";

@@ -92,7 +92,7 @@ pub trait StreamSockets: Send + fmt::Debug {
     /// Returns the local address of a socket.
     fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr>;
 
-    /// Returns TCP's current maximum segment size, bytes (`TCP_MAXSEG`, `tcp`(7)).
+    /// Returns TCP's current maximum segment size in bytes (`TCP_MAXSEG`, `tcp`(7)).
     fn max_segment(&self, socket: SocketId) -> io::Result<usize>;
 
     /// Returns true if the peer's TCP has acknowledged all bytes that were sent (`TCP_INFO`), or if
@@ -124,9 +124,10 @@ pub trait LocalSockets {
     /// [`MappedSegment`](crate::shm::MappedSegment).
     type Segment: Segment;
 
-    /// Returns a hash of a TCP connection as this host sees it, if both ends are on this host, and
-    /// otherwise `None`. The ends are those of the socket: they may be a proxy instead of the peer.
-    /// If the hash is equal on both sides, there is no proxy between them.
+    /// Returns a hash of this host and of the two addresses and ports of a TCP connection. Returns
+    /// `None` if one of the addresses is on another host. The remote address may be that of a
+    /// proxy. Without a proxy between the peers, both compute the same hash. A proxy between them
+    /// makes their hashes differ.
     fn local_path(&self, socket: SocketId) -> Option<u32>;
 
     /// Creates the segment of a connection from mapped memory.
@@ -137,17 +138,18 @@ pub trait LocalSockets {
 
     /// Accepts one Unix connection and puts it on the CM channel. Returns `WouldBlock` if no
     /// connection waits. Returns `PermissionDenied` if the peer belongs to another user. In that
-    /// case, the connection is closed. Returns `ResourceBusy` if no connection is accepted until
-    /// [`LocalSockets::renew_local`] is called.
+    /// case, the connection is closed. Returns `ResourceBusy` if too many sockets of other users
+    /// must stay open. In that case, no connection is accepted until [`LocalSockets::renew_local`]
+    /// is called.
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId>;
 
     /// Connects to a Unix listener without waiting, on the CM channel. Returns `PermissionDenied`
-    /// if the listener belongs to another user, and `ResourceBusy` if no connection is made until
-    /// [`LocalSockets::renew_local`] is called.
+    /// if the listener belongs to another user. Returns `ResourceBusy` in the same case as
+    /// [`LocalSockets::accept_local`].
     fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId>;
 
-    /// Permits Unix connections again after `ResourceBusy`. The sockets of other users that could
-    /// not be closed stay open, and as many further ones may be kept open.
+    /// Permits Unix connections again after `ResourceBusy`. The sockets of other users that must
+    /// stay open no longer count toward the limit.
     fn renew_local(&mut self);
 
     /// Sends a packet on a Unix socket, with a descriptor if one is given.
@@ -165,7 +167,8 @@ pub trait PacketSockets {
     fn has_packets(&self) -> bool;
 
     /// Returns the network interface that has this local address. Several interfaces may have the
-    /// same link-local address: its scope is the index of the right one. Ignores the port number.
+    /// same link-local address. The scope of such an address is the index of the interface. Ignores
+    /// the port number.
     fn interface(&self, address: SocketAddr) -> io::Result<Interface>;
 
     /// Returns the local address with which the system's routing table would send a packet to this

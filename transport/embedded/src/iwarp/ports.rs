@@ -33,8 +33,8 @@ const HOPS: u8 = 64;
 /// served. `CALLS` is the largest number of receive calls in which these packets are read.
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
-/// The largest number of network errors that are read from a port at a time. The error queue of a
-/// socket holds fewer errors than this.
+/// The largest number of network errors that one call of `read_network_errors` reads from a port.
+/// The error queue of a socket holds fewer errors than this.
 const REFUSALS: usize = 1024;
 /// The time after which a query without a reply is sent again for the first time. The time doubles
 /// with each attempt, up to `LAST_WAIT`.
@@ -54,15 +54,16 @@ pub(super) struct Query {
 pub(super) struct Ports {
     pub(super) tables: Tables,
     pub(super) ids: Slab<DatagramId>, // bound: queries
-    /// Received queries that the provider has not taken yet.
+    /// The received queries that have no connection-manager id yet.
     queries: VecDeque<Query>, // bound: queries
-    /// The number of rounds of a busy poll that have looked at one port.
+    /// The number of rounds of a busy poll while some port is hot (`Tables::hot`), modulo 2^32.
+    /// Every `SPIN_FULL`-th or every second such round checks all sockets.
     spins: u32,
 }
 
 impl Ports {
-    /// Returns the next received query. After each call that may read packets, the provider takes
-    /// them all.
+    /// Removes and returns the next received query. The provider calls this function until it
+    /// returns `None`, after each call that may read packets.
     #[inline]
     pub(super) fn next_query(&mut self) -> Option<Query> {
         self.queries.pop_front()

@@ -43,7 +43,7 @@ use rdma_transport::srq::SrqAttr;
 use rdma_transport::wc::WorkCompletion;
 use rdma_transport::wr::{RecvWr, RemoteAddress, SendWr};
 
-/// Returns an error if a device is not the only one of this provider.
+/// Returns an error unless `device` is [`DEVICE`], the only device of this provider.
 pub(super) fn is_device(device: DeviceId) -> Result<()> {
     if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
 }
@@ -51,7 +51,7 @@ pub(super) fn is_device(device: DeviceId) -> Result<()> {
 /// The embedded provider: iWARP in user space. The provider has no thread: all its work is done
 /// during the calls of its methods.
 pub struct Iwarp<N: Net> {
-    /// The part that the engines share.
+    /// The state that the engines share.
     pub(super) hub: Hub<N>,
     device: DeviceInfo,
     pub(super) endpoints: Endpoints<N>,
@@ -59,7 +59,8 @@ pub struct Iwarp<N: Net> {
     pub(super) rings: Rings,
     pub(super) datagrams: Ports,
     pub(super) edges: Vec<(SocketId, Ready)>, // bound: turn
-    /// The number of rounds of a busy poll that have looked at one stream.
+    /// The number of rounds of a busy poll while some stream is hot (`Hub::hot`), modulo 2^32.
+    /// Every `SPIN_FULL`-th or every second such round checks all sockets.
     pub(super) spins: u32,
 }
 

@@ -180,7 +180,8 @@ impl QueuePair {
         result
     }
 
-    /// Records which work request has caused the fault, if one has. [`QueuePair::end`] reports it.
+    /// Records the work request that has caused the fault, if any, and its status.
+    /// [`QueuePair::end`] completes the work request with this status.
     fn record_failure(&mut self, fault: &Fault) {
         let failed = match fault {
             Fault::Violation(..) => None,

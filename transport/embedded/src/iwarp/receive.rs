@@ -113,7 +113,8 @@ impl Receiver {
         self.fpdus
     }
 
-    /// Returns true if no FPDU, no Send and no Write is partly received. A Read Response that is partly received makes no difference.
+    /// Returns true if no FPDU, no Send and no Write is partly received. Does not check if Read
+    /// Response segments are still expected.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.phase == FpduPhase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
@@ -153,8 +154,9 @@ impl Receiver {
         }
     }
 
-    /// Returns the destination of the rest of the current payload, or of its first part if the rest is not contiguous. Returns `None` for a
-    /// payload that the program does not receive.
+    /// Returns the destination of the rest of the current payload, or of its first part if the rest
+    /// is not contiguous. Returns `None` for an untagged operation other than a Send, whose payload
+    /// is not for the program.
     fn remaining_buffer(&self) -> Option<PayloadBuffer> {
         let CurrentSegment { header, done, left: len, .. } = self.segment;
         match header {
@@ -218,8 +220,9 @@ impl Receiver {
         self.input(intake.tail(n), cx, out)
     }
 
-    /// Processes the octets in the destinations of the plan and in the gaps. Returns the number of octets behind the last destination. The
-    /// caller must still process these octets.
+    /// Processes the octets in the planned destinations, and the trailers and headers in the gaps
+    /// between them. Returns the number of octets behind the last destination, which the caller
+    /// must still process.
     #[inline(never)]
     fn take_steps(
         &mut self,

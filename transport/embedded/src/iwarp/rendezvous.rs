@@ -33,15 +33,16 @@ use rdma_transport::cm::ConnectFailure;
 use rdma_transport::mem::{Memory, Sharing, Window};
 use rdma_transport::slab::{Key, Slab};
 
-/// The largest number of peers that are accepted from the Unix listener at a time.
+/// The largest number of peers that one call of `accept_peers` accepts from the Unix listener.
 const MAX_ACCEPTS: usize = 64;
 /// The first bytes of the Unix listener's abstract name. Random digits follow.
 const NAME: &[u8] = b"rdma-";
 /// The largest number of accepted peers that have sent no hello. At the limit, a new peer replaces
 /// the oldest one.
 const MAX_NEW_PEERS: usize = 64;
-/// The first pause of the setup. Each pause is twice as long as the one before, up to
-/// `LONGEST_PAUSE`: each may cost some sockets, which stay open until the process ends.
+/// The first pause of the setup of shared memory. Each pause is twice as long as the previous one,
+/// up to `LONGEST_PAUSE`, because between two pauses, further sockets may have to stay open until
+/// the process ends.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -50,8 +51,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug, Default)]
 pub(super) struct Rendezvous {
     pub(super) open: Option<(SocketId, [u8; NAME_LEN])>,
-    /// The end of the pause during which no peer is met, because too many sockets of other users
-    /// must stay open. Connections stay on TCP meanwhile.
+    /// The end of the pause during which shared memory is not set up, because too many sockets of
+    /// other users must stay open. Connections stay on TCP meanwhile.
     pub(super) shut_until: Option<Instant>,
     /// The length of the last pause.
     pause: Duration,
@@ -81,8 +82,8 @@ impl Rendezvous {
         Some(Offer { name, secret, key, required: hub.requires_shared_memory() })
     }
 
-    /// Returns true unless the setup of shared memory pauses ([`Rendezvous::pause`]). After a
-    /// pause, the sockets may keep further ones open.
+    /// Returns false during a pause of the setup of shared memory ([`Rendezvous::pause`]). After a
+    /// pause, permits Unix connections again (`LocalSockets::renew_local`), and returns true.
     fn meets_peers<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) -> bool {
         match self.shut_until {
             Some(until) if now < until => false,
@@ -96,8 +97,8 @@ impl Rendezvous {
     }
 
     /// Pauses the setup of shared memory, because too many sockets of other users must stay open.
-    /// The Unix listener is closed, and connections whose peers may wait in its backlog go on
-    /// without shared memory, or end. After the pause there is a new listener with another name.
+    /// Closes the Unix listener. Connections that wait for a hello continue on TCP, or fail if they
+    /// may not. After the pause, a new listener with another name is opened.
     fn pause<N: Net>(&mut self, endpoints: &mut Endpoints<N>, hub: &mut Hub<N>, why: &io::Error, now: Instant) {
         self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.shut_until = Some(now + self.pause);
@@ -163,7 +164,7 @@ impl Rendezvous {
         now: Instant,
     ) -> bool {
         let Some((listener, _)) = self.open else { return false };
-        // After a lack of descriptors, a deadline is set for the next attempt.
+        // An earlier call found no free descriptor, and set this deadline for the next attempt.
         if hub.deadlines.of(Owner::SetupListener).is_some_and(|until| now < until) {
             return false;
         }
@@ -208,10 +209,10 @@ impl Rendezvous {
         true
     }
 
-    /// Accepts the peers that have connected to the Unix listener, and reads their hellos, before a
-    /// connection with an offer expires: if the process has not run for some time, its hello may
-    /// have arrived without being read. A connection has at most one hello, so peers that send
-    /// anything else cannot prolong this without end.
+    /// Reads the hellos of the peers that have connected to the Unix listener, including those in
+    /// its backlog. Called before a connection with an offer expires, because its hello may have
+    /// arrived while the process did not run. Each connection has at most one hello, so the number
+    /// of streams limits the number of peers that are accepted here.
     pub(super) fn read_waiting_hellos<N: Net>(&mut self, endpoints: &mut Endpoints<N>, hub: &mut Hub<N>, now: Instant) {
         for key in self.new_peers.keys() {
             self.read_hello(endpoints, hub, key, now);
@@ -250,9 +251,8 @@ impl Rendezvous {
         }
     }
 
-    /// Closes the socket of a peer that has not sent its hello in time. The process may not have
-    /// run for some time: the hello may have arrived in time without being read, so it is read
-    /// first.
+    /// Closes the socket of a peer that has not sent its hello in time. First reads the socket,
+    /// because the hello may have arrived in time while the process did not run.
     pub(super) fn close_new_peer<N: Net>(
         &mut self,
         endpoints: &mut Endpoints<N>,

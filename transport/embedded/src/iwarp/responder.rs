@@ -43,11 +43,12 @@ pub(super) fn quote(pending: &PendingResponse<ServedRequest>) -> Option<Quote> {
     Quote::new(&bytes)
 }
 
-/// Executes an atomic operation on a word. Returns the old value; `None` if `word` is not a whole
-/// word.
+/// Executes an atomic operation on the 8 bytes of `word`. Returns the old value. Returns `None` if
+/// `word` has another length or its address is not a multiple of 8.
 pub(super) fn execute(request: &AtomicRequest, word: Span<'_>) -> Option<u64> {
     let AtomicRequest { request_id, stag, offset, operand, compare, .. } = *request;
-    // Operations without masks, such as those of this library, are operations of the processor.
+    // Operations without masks, such as those of this library, are atomic instructions of the
+    // processor.
     if *request == AtomicRequest::fetch_add(request_id, stag, offset, operand) {
         word.fetch_add(operand)
     } else if *request == AtomicRequest::compare_swap(request_id, stag, offset, compare, operand) {
@@ -64,7 +65,8 @@ mod tests {
     use rdma_transport::mem::Memory;
 
     proptest! {
-        /// The operations without masks are those of the processor. They have the same effect.
+        /// The atomic instructions, for operations without masks, have the same effect as
+        /// `AtomicRequest::apply`.
         #[test]
         fn an_operation_has_the_effect_that_its_header_describes(
             word: u64, operand: u64, other: u64, is_equal: bool, adds: bool, mask in any::<Option<u64>>(),

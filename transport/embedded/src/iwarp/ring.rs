@@ -15,13 +15,13 @@ use crate::shm::packet::{CALL_PACKET, MAX_PACKET, Packet};
 use rdma_transport::cm::DisconnectCause;
 use rdma_transport::slab::Key;
 
-/// The largest number of packets that are read from a link's Unix socket at a time.
+/// The largest number of packets that one call of `read_packets` reads from a link's Unix socket.
 const PACKETS: usize = 16;
 
 /// A connection in shared memory: the engine that serves its link.
 #[derive(Debug)]
 pub(super) struct RingFlow<S: Segment> {
-    /// The key of its endpoint.
+    /// The key of the connection's endpoint.
     key: Key,
     /// The Unix socket of the connection.
     pub(super) socket: SocketId,
@@ -37,13 +37,13 @@ pub(super) struct RingFlow<S: Segment> {
     /// True if the last transmission has left output that can be written now.
     has_more: bool,
     /// The time of the peer's last sign of life. Before the first one, the time at which the
-    /// connection came into shared memory.
+    /// connection moved to shared memory.
     pub(super) last_heard: Instant,
 }
 
 impl<S: Segment> RingFlow<S> {
-    /// Creates the flow of a connection that has come into shared memory. Packets may have arrived
-    /// on the Unix socket before it moves to the completion channel, so it counts as readable.
+    /// Creates the flow of a connection that moves to shared memory. Packets may have arrived on
+    /// the Unix socket before it moves to the completion channel, so the socket counts as readable.
     pub(super) fn new(key: Key, socket: SocketId, link: Box<Link<S>>, announced: bool, now: Instant) -> Self {
         Self {
             key,
@@ -103,7 +103,7 @@ impl<S: Segment> RingFlow<S> {
 
     /// Serves the link: reads packets, consumes records until the budget is used up, and writes
     /// pending output. Puts the link into the ready queue if work may remain. The link is not armed
-    /// afterwards, unless all completion queues are.
+    /// afterwards, unless all completion queues are armed.
     pub(super) fn serve<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, now: Instant) -> Outcome {
         self.queued = false;
         let called = std::mem::take(&mut self.readable);
@@ -140,7 +140,7 @@ impl<S: Segment> RingFlow<S> {
         if received.news {
             self.last_heard = now;
         }
-        // The caller notes that the link may not be armed.
+        // The result is ignored, because the caller assumes that the link is not armed.
         let _ = self.pump(hub);
         // The peer has closed its socket, and the ring was found empty after that. So no more
         // records can arrive.
@@ -154,7 +154,7 @@ impl<S: Segment> RingFlow<S> {
         Outcome::Going
     }
 
-    /// Reads packets from the Unix socket, at most [`PACKETS`] at a time.
+    /// Reads at most [`PACKETS`] packets from the Unix socket. If more may remain, sets `readable`.
     fn read_packets<N: Net>(&mut self, hub: &mut Hub<N>) {
         for _ in 0..PACKETS {
             let mut room = [0; MAX_PACKET];
@@ -176,7 +176,7 @@ impl<S: Segment> RingFlow<S> {
     }
 
     /// Writes the pending output of the link to its ring, and wakes the peer if the peer sleeps.
-    /// Returns true if the link is not armed: a busy poll must look at its ring (`Rings::heat`).
+    /// Returns true if the link is not armed: a busy poll must check its ring (`Rings::heat`).
     #[inline]
     #[must_use]
     pub(super) fn pump<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>) -> bool {
@@ -210,8 +210,8 @@ impl<S: Segment> RingFlow<S> {
         while let Some(announcement) = self.link.lendings.announcements.pop() {
             let Err(error) = hub.net.pass(self.socket, &announcement.emit(), announcement.file()) else { continue };
             let is_full = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
-            // The system also limits the descriptors that are in packets, for all processes of a
-            // user.
+            // The system also limits the descriptors in unread packets, for all processes of a user
+            // together (`ETOOMANYREFS`, `unix`(7)).
             if is_full || is_exhaustion(&error) || error.raw_os_error() == Some(libc::ETOOMANYREFS) {
                 return self.link.lendings.announcements.push(announcement);
             }
@@ -219,7 +219,8 @@ impl<S: Segment> RingFlow<S> {
         }
     }
 
-    /// Returns the end of the connection because of a fault.
+    /// Returns the end of a connection whose link has this fault. A violation is also reported to
+    /// the peer.
     fn break_off(&mut self, fault: LinkFault) -> End {
         End::of(match fault {
             LinkFault::Violation(refusal) => {

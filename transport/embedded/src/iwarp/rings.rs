@@ -1,5 +1,5 @@
-//! The connections in shared memory (links). This module decides which rings a busy poll checks and
-//! which peers are woken.
+//! The connections in shared memory (links). This module decides which rings a busy poll checks,
+//! and which links are armed.
 //!
 //! A link is *armed* if the local side has announced in the shared memory that the local side
 //! sleeps. A peer wakes this side only if the link is armed. So all links are armed before the
@@ -20,16 +20,17 @@ const MAX_HOT: usize = 32;
 /// The number of rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;
 /// A busy poll checks all connections in one of 64 rounds, or in one of 2 rounds if there are also
-/// connections on TCP. In the other rounds, a busy poll only checks the rings of hot links.
+/// connections on TCP or UDP ports. In the other rounds, a busy poll only checks the rings of hot
+/// links.
 const ROUNDS: (u32, u32) = (64, 2);
 
-/// The links that a busy poll looks at.
+/// The hot links, and the number of rounds of the busy poll.
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     /// The links whose rings a busy poll checks in every round. The number beside a link's key is
     /// the number of rounds since the last input of the link.
     hot: Vec<(Key, u32)>, // bound: hot-links
-    /// The number of rounds of a busy poll.
+    /// The number of rounds of a busy poll so far, modulo 2^32.
     rounds: u32,
     /// True if there may be a link that is not armed. The peer of such a link does not wake this
     /// side.
@@ -37,9 +38,8 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Runs one round of a busy poll on the rings of hot links. `others` is the number of sockets
-    /// of connections and ports that are not in shared memory. Returns false if this round must
-    /// check all connections.
+    /// Runs one round of a busy poll on the rings of hot links. `others` is the number of
+    /// connections on TCP and of UDP ports. Returns false if this round must check all connections.
     #[inline]
     pub(super) fn spin<N: Net>(
         &mut self,

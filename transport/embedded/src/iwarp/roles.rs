@@ -1,4 +1,5 @@
-//! The roles of the embedded provider that do not belong to the path of a message.
+//! The roles of the embedded provider outside of the data path: datagrams, liveness, extensions,
+//! and shared memory.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;

@@ -1,6 +1,7 @@
-//! The events with which connections start, and which the program has not received yet: connect requests of peers, and resolved addresses
-//! of the program's own connection attempts. The hosts of the peers have turns. So a host with many requests delays the request of another
-//! host by one request, and not by all of its own.
+//! The events with which connections start, and which the program has not received yet: connect
+//! requests of peers, and resolved addresses of the program's own connection attempts. The hosts of
+//! the peers take turns. So a host with many requests delays the request of another host by only
+//! one request.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -39,7 +40,7 @@ impl StartQueue {
         self.take(host, |event| event.id == id);
     }
 
-    /// Removes and returns the first event of a host that meets a condition.
+    /// Removes and returns the first event of a host for which `is_meant` returns true.
     fn take(&mut self, host: Host, is_meant: impl FnMut(&CmEvent) -> bool) -> Option<CmEvent> {
         let events = self.by_host.get_mut(&host)?;
         let taken = events.iter().position(is_meant).and_then(|index| events.remove(index));

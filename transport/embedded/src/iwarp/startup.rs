@@ -64,7 +64,8 @@ impl FrameReader {
         Ok(self.header.filter(|_| self.have == self.need))
     }
 
-    /// Returns the enhanced block and the private data of a complete frame. Not every frame has an enhanced block.
+    /// Returns the enhanced block and the private data of a complete frame. The block is `None` if
+    /// the frame has none.
     pub(crate) fn body(&self) -> (Option<Enhanced>, &[u8]) {
         let body = &self.buffer[STARTUP_HEADER_LEN.min(self.have)..self.have];
         match (self.header, body.split_first_chunk::<ENHANCED_LEN>()) {
@@ -116,7 +117,7 @@ pub(crate) struct StartupTerms {
     pub(crate) markers: bool,
     /// True if the local side can use shared memory with this peer.
     pub(crate) local: bool,
-    /// The hash of the path that the request contains, if any.
+    /// The hash of the path that the initiator appends to its request, if any.
     pub(crate) path: Option<u32>,
 }
 
@@ -238,9 +239,9 @@ pub(crate) struct RequestTerms {
 }
 
 impl RequestTerms {
-    /// Returns false if the initiator sees other ends of the TCP connection than the local side,
-    /// whose hash of the path is `path`. An initiator without a hash shows what it sees in its
-    /// hello.
+    /// Returns false if the request contains a hash of the path that differs from `path`, that of
+    /// the local side: there is a proxy between the peers. If the request contains none, only the
+    /// hello of the initiator shows its hash.
     pub(crate) fn is_direct(&self, path: Option<u32>) -> bool {
         self.path.is_none() || self.path == path
     }
@@ -316,7 +317,8 @@ pub(crate) fn accept(terms: &StartupTerms, requested: &RequestTerms, private_dat
                 Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
                 Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
                 Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
-                // The request offers no kind of first message. Like siw, this side may choose any kind in that case.
+                // The request offers no kind of first message. Like siw, the responder then chooses
+                // one itself.
                 _ => ReadyToReceive::Write,
             };
             block.rtr_write = choice == ReadyToReceive::Write;

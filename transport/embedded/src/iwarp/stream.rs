@@ -24,15 +24,14 @@ use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SgeList};
 
-/// `MAX_BATCH` is the largest number of framed bytes that TCP has not accepted. `MAX_CONTROL` is the largest number of such bytes in the
-/// control buffer.
+/// `MAX_BATCH` is the number of framed bytes that TCP has not accepted at which framing stops.
+/// `MAX_CONTROL` is the number of bytes in the control buffer at which framing stops.
 const MAX_BATCH: usize = 512 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
 /// The largest number of pieces that one FPDU adds: a header, the scatter-gather entries of a work request, and a trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 
-/// The table of regions, and the key of the connection. The peer of this connection accesses the
-/// regions.
+/// The table of regions, and the key of the connection whose peer reads them.
 pub(crate) type Regions<'a> = (&'a KeyTable, Key);
 
 #[derive(Debug)]

@@ -49,8 +49,8 @@ pub struct TcpConfig {
     /// with its next retransmission. `None` leaves the limit to the system: 120 s, unless
     /// `net.ipv4.tcp_rto_max_ms` says otherwise. The setting has no effect if `user_timeout` is
     /// `None`: the system would then give up a connection earlier, after a number of
-    /// retransmissions. Nor has it an effect on kernels without this option, those before Linux
-    /// 6.15. Default: 1,875 ms.
+    /// retransmissions. It also has no effect on kernels before Linux 6.15, which do not have this
+    /// option. Default: 1,875 ms.
     pub rto_max: Option<Duration>,
     /// The size in bytes of the socket's send buffer, at most 2,147,483,647. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,
@@ -78,7 +78,8 @@ impl Default for TcpConfig {
 struct SocketEntry {
     socket: Socket,
     channel: NetChannel,
-    /// For a UDP socket: true from a refused send until the socket has reported that it is writable. Only in this time, it reports that.
+    /// For a UDP socket: true from a send that failed with `WouldBlock` until the next writable
+    /// edge. Only during this time, the socket is registered for writable edges.
     awaits_room: bool,
 }
 
@@ -105,7 +106,7 @@ pub struct TcpNet {
     sockets: Slab<SocketEntry>, // bound: connections, half-open, lingering, local-newcomers
     /// The number of sockets with `awaits_room`.
     awaiting_room: usize,
-    /// The Unix listener.
+    /// The open Unix listener, if there is one.
     local_listener: Option<SocketId>,
     strangers: Strangers,
     /// The identity of this host and of its network namespace.
@@ -225,8 +226,8 @@ impl TcpNet {
         Ok(())
     }
 
-    /// Lets a UDP socket report once that it is writable. Called after a refused send. A UDP socket that always reported this would do so
-    /// after each sent packet.
+    /// Registers a UDP socket for one writable edge, after a send that failed with `WouldBlock`. A
+    /// permanent registration would raise an edge after each sent packet.
     fn await_room(&mut self, socket: SocketId) -> io::Result<()> {
         let entry = self.sockets.get_mut(socket.0).ok_or_else(gone)?;
         if !entry.awaits_room {
@@ -314,8 +315,9 @@ impl StreamSockets for TcpNet {
     fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
         let (socket, peer) = self.socket(listener)?.accept()?;
         let peer = peer.as_socket().ok_or(io::ErrorKind::Unsupported)?;
-        // The peer may have reset the connection while the connection waited in the listener's queue. The request that the peer has sent
-        // before can still be read, so without this check, such a connection would cost as much as one that comes up.
+        // The peer may have reset the connection while the connection waited in the listener's
+        // queue. The MPA request that the peer has sent before can still be read. So without this
+        // check, such a connection would cost as much as one that is established.
         if let Some(error) = socket.take_error()? {
             log::debug!("{peer}: the connection has ended before it was accepted: {error}");
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -794,8 +796,8 @@ mod tests {
         }
     }
 
-    /// The system would refuse a longer time for each new socket, so that no connection could be made.
-    /// The limit on the time between retransmissions is set together with `user_timeout` only.
+    /// `rto_max` has an effect only if `user_timeout` is set. A time outside of its range is an
+    /// error, because the system would refuse it for each new socket.
     #[test]
     fn retransmissions_are_at_most_so_far_apart() {
         let probe = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -859,8 +861,9 @@ mod tests {
         with(Some(longest), Some(longest)).unwrap().tune(&socket).unwrap();
     }
 
-    /// A send of one id is refused, and then a send of another id is accepted before the edge is read. The socket still reports that it is
-    /// writable, because only this edge resumes the first id. It reports this once, and not after each sent packet.
+    /// The send of one datagram id fails because the socket is full, and then that of another id
+    /// succeeds before the edge is read. The socket must still raise a writable edge, because only
+    /// this edge resumes the first id. It raises one edge, and not one after each sent packet.
     #[test]
     fn room_is_reported_after_a_refused_send_even_if_another_one_is_accepted() {
         let mut net = TcpNet::new().unwrap();
@@ -874,7 +877,8 @@ mod tests {
         };
         for _ in 0..3 {
             assert!(!reports_room(&mut net));
-            // On the loopback interface, the system never refuses a send. So this call is what follows a refused send.
+            // On the loopback interface, the system never refuses a send. So the test makes the
+            // call that follows a refused send.
             net.await_room(socket).unwrap();
             assert_eq!(net.send_packets(socket, &packets, 0).unwrap(), 1);
             assert!(reports_room(&mut net), "a refused send waits for this edge");

@@ -56,10 +56,11 @@ pub(crate) struct Transmitter {
     /// tagged segment.
     untagged_segment: usize,
     tagged_segment: usize,
-    /// True while local messages are held: before the stream starts, and on a responder until [`Transmitter::release`]. Responses to the
-    /// peer's requests are not held.
+    /// True while local messages must wait: before the stream starts, and on a responder until
+    /// [`Transmitter::release`]. Responses to the peer's requests do not wait.
     held: bool,
-    /// The position of a work request is the offset in the stream at which its last FPDU ends.
+    /// The send queue. The completion position of a work request is the offset in the stream at
+    /// which its last FPDU ends.
     pub(crate) sends: SendQueue,
     pub(crate) responses: PendingResponses<ServedRequest>,
     /// The MSN of the next message on the send queue.
@@ -388,7 +389,7 @@ impl Transmitter {
                 AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
             }
             SendOp::FetchAdd { remote, add } => AtomicRequest::fetch_add(id, remote.key.0, remote.address, add),
-            // These operations need no request.
+            // All other operations are sent without a request message.
             _ => return,
         };
         self.stream.untagged(&request_header(Opcode::AtomicRequest, id), &atomic.emit());

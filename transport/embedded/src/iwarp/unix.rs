@@ -17,9 +17,10 @@ use rdma_transport::sockets;
 const BACKLOG: i32 = i32::MAX;
 /// The user id that stands for all unknown users in a user namespace. Used if `/proc/sys/kernel/overflowuid` cannot be read.
 const OVERFLOW: u32 = 65534;
-/// The largest number of sockets that a provider keeps open because closing them may block, until
-/// [`LocalSockets::renew_local`](super::net::LocalSockets::renew_local) is called, and the largest
-/// number of those in the backlog of a listener.
+/// The number of sockets that are kept open because closing them may block, at which Unix
+/// connections are refused until
+/// [`LocalSockets::renew_local`](super::net::LocalSockets::renew_local) is called. While a listener
+/// is closed, the same limit applies to the sockets in its backlog.
 const MAX_KEPT: usize = 8; // bound: foreign-sockets
 
 /// The peers that are refused, because they belong to other users. Such a peer may send packets with descriptors before it is refused. When
@@ -31,8 +32,8 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    /// Returns `ResourceBusy` if no further socket may be kept open. In that case, no further peer
-    /// may be met for now.
+    /// Returns `ResourceBusy` if no further socket may be kept open. In that case, the caller must
+    /// neither accept nor connect.
     fn check(&self) -> io::Result<()> {
         if self.kept < MAX_KEPT {
             return Ok(());
@@ -40,7 +41,8 @@ impl Strangers {
         Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("{MAX_KEPT} sockets of other users cannot be closed")))
     }
 
-    /// Returns the socket if `check` accepts the peer. Otherwise refuses the peer: closes the socket, or keeps it open.
+    /// Returns the socket if `check` accepts the peer. Otherwise refuses the peer: closes the
+    /// socket, or keeps it open if closing it may block.
     fn admit(&mut self, socket: Socket, check: impl FnOnce(&Socket) -> io::Result<()>) -> io::Result<Socket> {
         let Err(error) = check(&socket) else { return Ok(socket) };
         if !passing::stop_receiving(socket.as_fd()).unwrap_or(false) {
@@ -52,7 +54,7 @@ impl Strangers {
 }
 
 /// Returns the identity of this host and of the network namespace of this thread. A part that the
-/// system does not provide is empty: the addresses and ports of a path still tell most proxies.
+/// system does not provide is omitted: the addresses and ports of a path still reveal most proxies.
 pub(super) fn host() -> Vec<u8> {
     let mut host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     if let Ok(space) = std::fs::metadata("/proc/thread-self/ns/net") {
@@ -212,8 +214,8 @@ mod tests {
         (socket, peer)
     }
 
-    /// A refused peer has sent a descriptor that blocks the thread that closes it. The peer's socket stays open. The socket of a refused
-    /// peer that has sent nothing is closed.
+    /// A refused peer has sent a descriptor whose `close`(2) blocks, so the peer's socket stays
+    /// open. The socket of a refused peer that has sent nothing is closed.
     #[test]
     fn a_refused_peer_does_not_block() {
         let name = format!("rdma-refused-{}", std::process::id());

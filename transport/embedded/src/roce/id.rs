@@ -50,7 +50,7 @@ pub(crate) struct PendingQuery {
 /// A connection-manager id for datagrams.
 #[derive(Debug)]
 pub(crate) struct DatagramId {
-    /// The connection-manager id of the program, once it has one.
+    /// The id by which the program knows this object, once it is assigned.
     pub(crate) id: CmId,
     pub(crate) phase: DatagramPhase,
     /// The UDP port that sends the id's datagrams.

@@ -251,8 +251,9 @@ impl DatagramQueuePair {
         self.completions.flush_receives(&mut self.receives, cqs);
     }
 
-    /// Drops the work requests without completions. Releases the entries that the queue pair has reserved on its completion queues, except
-    /// the entries of unpolled completions. Returns receives that were taken from a shared receive queue and not completed to that queue.
+    /// Drops the work requests without completions. Releases the entries that the queue pair has
+    /// reserved on its completion queues, except the entries of unpolled completions. Returns to
+    /// the shared receive queue those receives that were taken from it and have not completed.
     pub(crate) fn release(&mut self, resources: &mut Resources) {
         self.sends.clear();
         self.completions.release(&mut self.receives, resources);

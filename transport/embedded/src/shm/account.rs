@@ -4,10 +4,11 @@
 //! with address space and with mappings. It does not pay for the pages: the peer has allocated
 //! all of them before ([`Window::map`]).
 //!
-//! The exception is memory that is lent: a hostile peer can remove its pages, and the process that
-//! then reads them pays for new ones until it unmaps the window. The page faults of these reads are
-//! counted. At the limit of one window, or of all, these windows are not read any more, and
-//! messages are fetched by requests. A staging buffer counts with its connection instead.
+//! The exception is lent memory ([`Window::is_lent`]): a hostile peer can remove its pages. A local
+//! process that reads removed pages pays for new ones until it unmaps the window. The page faults
+//! of these reads are counted. At the limit of one window, or of all windows, lent windows are not
+//! read any more, and messages are fetched by requests. Reads from staging buffers are not counted,
+//! because a connection has only one short staging buffer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,24 +20,25 @@ use rdma_transport::mem::Window;
 /// The length of the staging buffer of a side in bytes.
 pub(super) const STAGING: usize = 256 << 10;
 /// The largest length of a window, and of the windows that are unmapped in one turn, in bytes. If
-/// the peer has ended, the kernel frees all pages of its file while the file is unmapped: about 10
-/// ms.
+/// the peer process has exited, unmapping a window of this length takes about 10 ms, because the
+/// kernel then frees all pages of the file.
 pub(super) const SLICE: u64 = 64 << 20;
-/// The pages of lent memory are always removed, and other pages only if the peer has ended. So each
-/// byte of such a window counts as this number of bytes that are unmapped.
+/// The weight of a byte of lent memory in the limit of bytes that are unmapped in one turn.
+/// Unmapping always frees the pages of lent memory, but other pages only if the peer process has
+/// exited.
 const REMOVAL: u64 = 8;
 /// The largest number of windows of all providers of the process: a quarter of the default of
-/// `vm.max_map_count`. At that number of mappings, the kernel refuses memory to every part of the
-/// process.
+/// `vm.max_map_count`. At `vm.max_map_count` mappings, the kernel refuses memory to every part of
+/// the process.
 pub(crate) const MAX_IN_PROCESS: usize = 16 << 10;
-/// The pages that peers may remove are the bytes divided by this number, at most: 48 MiB by
-/// default. The kernel maps 16 pages by one fault. So honest peers do not reach that, even if they
-/// use all bytes.
+/// The process may be charged for removed pages of [`WindowLimits::bytes`] divided by this number:
+/// 48 MiB by default. The kernel maps 16 pages per page fault, so honest peers do not reach this
+/// limit even if their windows use all bytes.
 const CHARGED: u64 = 16 * PART / (PART - 1);
-/// A connection may use the bytes divided by this number. The same part of the bytes, and of the
-/// number of windows, is reserved for staging buffers.
+/// The divisor for shares of the limits: the windows of one connection may use a quarter of the
+/// bytes. A quarter of the bytes, and of the number of windows, is reserved for staging buffers.
 const PART: u64 = 4;
-/// The bytes of a window that may count as removed, however short the window is.
+/// The number of bytes for which a window may be charged, however short it is.
 const SMALL: u64 = 64 << 10;
 
 /// The number of windows of all providers of the process.
@@ -45,7 +47,7 @@ static IN_PROCESS: AtomicUsize = AtomicUsize::new(0);
 /// The limits of the windows of a provider.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WindowLimits {
-    /// The largest sum of the lengths, in bytes.
+    /// The largest sum of the lengths of all windows, in bytes.
     pub(crate) bytes: u64,
     /// The largest number of windows.
     pub(crate) count: usize,
@@ -67,9 +69,10 @@ pub(crate) struct WindowAccount {
     limits: WindowLimits,
     bytes: AtomicU64,
     count: AtomicUsize,
-    /// The bytes of lent memory that the process is charged for, at most.
+    /// An upper bound of the bytes of lent memory for which the process is charged.
     charged: AtomicU64,
-    /// The bytes that were unmapped in this turn. Those of lent memory count more than once.
+    /// The bytes that were unmapped in this turn. Each byte of lent memory counts [`REMOVAL`]
+    /// times.
     unmapped: AtomicU64,
     /// Windows that no connection uses any more, and that are unmapped in later turns.
     ended: Mutex<VecDeque<Window>>, // bound: windows
@@ -109,14 +112,16 @@ impl WindowAccount {
         Err(io::Error::other(format!("{len} bytes are not mapped: {limit}")))
     }
 
-    /// Subtracts a window that was added with this length, and is not mapped.
+    /// Subtracts a window of `len` bytes that was added, and that is not mapped any more, or could
+    /// not be mapped.
     pub(super) fn subtract(&self, len: u64) {
         self.bytes.fetch_sub(len, Relaxed);
         self.count.fetch_sub(1, Relaxed);
         IN_PROCESS.fetch_sub(1, Relaxed);
     }
 
-    /// Unmaps a window that was added, now or in a later turn. Until then, it counts.
+    /// Unmaps a window that was added, now or in a later turn. Until it is unmapped, the window
+    /// counts towards the limits.
     pub(super) fn remove(&self, window: Window) {
         let len = window.len() as u64;
         let work = if window.is_lent() { REMOVAL * len } else { len };
@@ -132,15 +137,15 @@ impl WindowAccount {
         self.subtract(len);
     }
 
-    /// Returns true if a message may be read from this window. If the peer can remove its pages,
-    /// the process is charged for few pages of this window and of all.
+    /// Returns true if a message may be read from this window: the peer cannot remove its pages, or
+    /// the process is charged for few bytes of this window and of all windows.
     pub(super) fn may_fetch(&self, window: &Window) -> bool {
         let most = window.len() as u64 / 8 + SMALL;
         let is_little = window.charged() <= most && self.charged.load(Relaxed) < self.limits.bytes / CHARGED;
         !window.is_lent() || is_little || rdma_transport::planted("removed-pages-are-not-counted")
     }
 
-    /// Counts bytes of lent memory that [`Window::fetch`] has returned.
+    /// Adds `bytes` to the bytes of lent memory for which the process is charged.
     pub(super) fn charge(&self, bytes: u64) {
         self.charged.fetch_add(bytes, Relaxed);
     }
@@ -151,7 +156,8 @@ impl WindowAccount {
         self.unmapped.load(Relaxed) > 0
     }
 
-    /// Begins the next turn, and unmaps windows in it.
+    /// Begins the next turn, and unmaps windows that [`WindowAccount::remove`] left for a later
+    /// turn.
     #[inline]
     pub(crate) fn begin_turn(&self) {
         if self.unmaps() {

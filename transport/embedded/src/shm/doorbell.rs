@@ -5,14 +5,16 @@
 //! side sets the word to 0 and *calls* the peer: it sends a packet on their Unix socket. The call word is 0 while its
 //! side is awake, so each sleep costs at most one call.
 //!
-//! A side that sleeps does this: read the calls that have arrived; look at the ring; set the call word by a swap; fence;
-//! look at the ring again; sleep. A side that causes an event does this: publish; fence; read the peer's call word; call.
+//! Before it sleeps, a side does this: read the calls that have arrived; look at the ring; set the
+//! call word by a swap; fence; look at the ring again. A side that causes an event does this:
+//! publish; fence; read the peer's call word; call.
 //!
 //! On both sides the fence is between a store and a load. So at least one side sees the other's store, and no side
 //! sleeps while there is work for it.
 //!
-//! Before the word is set to 0, the peer may have woken up and stored other events in it. Nobody would call the peer for
-//! these events later. So the side also calls the peer if it has erased other events than its own.
+//! Between the read of the peer's word and the swap that sets it to 0, the peer may have woken up
+//! and stored other events. The swap erases these events, so nobody would call the peer for them
+//! later. So the side calls the peer whenever the swap has erased any event.
 
 use super::ring::{Consumer, Producer};
 use super::segment::{CALL, Words};
@@ -70,10 +72,11 @@ pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &P
     must_call(words, outgoing.half, ROOM)
 }
 
-/// Returns true if the caller must call the peer after the event `cause`, which has just been published. `outgoing` is
-/// the offset of the half of the segment that contains the peer's call word. If the result is true, the call word was
-/// set to 0, so that the peer is called only once. It contained `cause` before, or the peer has replaced `cause` by
-/// other events.
+/// Returns true if the caller must call the peer after the event `cause`, which has just been
+/// published. `outgoing` is the offset of the half of the segment that contains the peer's call
+/// word. If the result is true, this function has set the call word to 0, so that the peer is
+/// called only once. The word contained `cause`, or other events with which the peer had just
+/// replaced `cause`.
 #[inline]
 fn must_call<W: Words>(words: &W, outgoing: usize, cause: u64) -> bool {
     if !rdma_transport::planted("published-without-a-fence") {
@@ -120,9 +123,9 @@ mod tests {
         fn fence(&self) {}
     }
 
-    /// A peer that sleeps until it has records or room wakes up by itself while it is about to be called. If it sleeps
-    /// again until it has records, its new announcement is erased, so the peer must be called. If it is awake, it need
-    /// not be called.
+    /// The peer sleeps until records or room, and wakes up by itself just before the local side
+    /// calls it. If the peer already sleeps again, the local side erases its new announcement, and
+    /// so must call the peer. If the peer is awake, no call is needed.
     #[test]
     fn a_peer_is_called_if_its_announcement_is_erased() {
         let side = SegmentSide::Active;

@@ -13,9 +13,9 @@ const MAGIC: [u8; 4] = *b"RDXS";
 const VERSION: u8 = 2;
 /// The length of a Unix socket's abstract name (`unix`(7)), without the zero byte in front.
 pub(crate) const NAME_LEN: usize = 16;
-/// The length of an offer in bytes.
+/// The length of an [`Offer`] on the wire, in bytes.
 pub(crate) const OFFER_LEN: usize = 48;
-/// The length of a hello in bytes.
+/// The length of a [`Hello`] on the wire, in bytes.
 pub(crate) const HELLO_LEN: usize = 36;
 
 /// The secret of an offer, which the hello must repeat: 128 random bits.
@@ -72,8 +72,8 @@ pub(crate) struct Hello {
     pub(crate) secret: Secret,
     /// The handle of the connection, from the offer.
     pub(crate) key: Key,
-    /// The sender's hash of the TCP connection. If the receiver has another one, a proxy is between
-    /// the two.
+    /// A hash of the two addresses of the TCP connection, as the sender sees them. If the
+    /// receiver's hash differs, a proxy is between the two.
     pub(crate) path: u32,
 }
 

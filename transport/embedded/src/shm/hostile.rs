@@ -138,8 +138,8 @@ impl Victim {
         }
     }
 
-    /// Sends a message that is in no record: it is in the staging buffer if the peer has mapped
-    /// that.
+    /// Sends a message of [`ROOM`] bytes. Its payload is in the staging buffer if the peer has
+    /// mapped the buffer, and otherwise in the ring.
     fn send_long(&mut self) {
         let sges = SgeList::one(self.out.sge(0, ROOM));
         let wr = SendWr { wr_id: 1, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
@@ -304,7 +304,7 @@ fn lend(segment: &MappedSegment, victim: &mut Victim, announced: ReceivedAnnounc
     victim.link.packet(Packet::Window(announced), Some(file));
 }
 
-/// A function that makes a file of a length.
+/// A function that creates a hostile peer's file of the given length.
 type MakeFile = fn(u64) -> OwnedFd;
 
 /// Files of a hostile peer, and their lengths.
@@ -318,8 +318,8 @@ const FILES: [(MakeFile, u64); 6] = [
 ];
 
 /// A hostile peer keeps the files of the segment and of the staging buffer, and mappings of both.
-/// At the end of the connection, the process that has lent them gets the memory back. The peer
-/// could read its last message until then.
+/// When the process that lent the files frees the ended link, the kernel frees all their pages.
+/// Until then, the peer can read the last message.
 #[test]
 fn the_memory_of_a_connection_comes_back_whatever_its_peer_keeps() {
     let mut segment = Memory::new_shared(LEN, Sharing::Lent).unwrap();
@@ -343,7 +343,8 @@ fn the_memory_of_a_connection_comes_back_whatever_its_peer_keeps() {
     drop(mapped);
 }
 
-/// A peer that has consumed all messages keeps only the segment waiting.
+/// If the peer has consumed all messages, the staging buffer is freed when the connection ends, and
+/// only the segment stays allocated for the peer.
 #[test]
 fn a_staging_buffer_that_was_read_comes_back_before_the_segment() {
     for is_read in [true, false] {
@@ -371,8 +372,9 @@ fn a_staging_buffer_that_was_read_comes_back_before_the_segment() {
     }
 }
 
-/// The pages of the segment are removed although the local side still uses it: its peer has waited
-/// for it long enough. The connection has ended, without a violation of the protocol.
+/// The peer has ended the connection, and removes the pages of the segment after a time limit,
+/// although the local side still uses them. The local side detects the end of the connection, and
+/// no violation of the protocol.
 #[test]
 fn a_removed_segment_is_no_violation() {
     let (ours, theirs) = segments();
@@ -386,8 +388,8 @@ fn a_removed_segment_is_no_violation() {
     assert!(victim.link.receive(usize::MAX, &mut victim.resources).is_err() && victim.link.is_removed());
 }
 
-/// A side that has read nothing finds no record after the pages were removed. It notices that by
-/// the position that it has published itself.
+/// A side that has consumed no record finds none after the pages were removed. It detects the
+/// removal because the position that it has published itself is 0 again.
 #[test]
 fn a_side_that_has_read_nothing_notices_a_removed_segment() {
     let (ours, theirs) = segments();

@@ -115,8 +115,9 @@ impl Incoming {
         Ok((at, header, size))
     }
 
-    /// Drops the published records up to the first refusal, and returns this refusal. Returns `None` if there is none.
-    /// A response among the records ends its read or atomic operation, so that the refusal refers to the next one.
+    /// Drops the published records up to the first refusal, and returns this refusal. Returns
+    /// `None` if there is none. A complete response among the dropped records ends its read or
+    /// atomic operation, so that the refusal refers to the next outstanding one.
     pub(super) fn find_refusal<S: Segment>(&mut self, segment: &S, outgoing: &mut Outgoing) -> Option<Refusal> {
         // A correct peer has published at most one ring of records. A hostile peer may publish more in the meantime.
         let mut left = CAPACITY;
@@ -308,8 +309,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Takes a part of the response to a local Read. Returns false if the payload is in no valid
-    /// window.
+    /// Copies a part of the response to a local Read into the memory of the Read. Returns false if
+    /// the payload is in no valid window.
     fn take_data<S: Segment>(
         &mut self,
         segment: &S,

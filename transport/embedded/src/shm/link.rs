@@ -80,7 +80,7 @@ pub(crate) trait PartedLink: fmt::Debug + Send {
     /// Returns the number of bytes that the peer may still read.
     fn len(&self) -> usize;
 
-    /// Removes these bytes, whatever the peer does.
+    /// Frees the memory of these bytes, even if the peer still has it mapped.
     fn free(self: Box<Self>);
 }
 
@@ -420,8 +420,9 @@ impl<S: Segment> Link<S> {
     }
 
     /// Returns true if the pages of the segment were removed: a position that one of the two sides
-    /// has published is 0 again. The peer has ended the connection, and has waited long enough, or
-    /// had no room to wait. Records that this side has not read are lost.
+    /// has published is 0 again. The peer has ended the connection, and has removed the pages when
+    /// its lingering time or its limit of lingering bytes was reached. Records that this side has
+    /// not read are lost.
     pub(crate) fn is_removed(&self) -> bool {
         let ours = (self.outgoing.ring.published, self.outgoing.ring.half);
         let theirs = (self.incoming.ring.pos, self.incoming.ring.half);

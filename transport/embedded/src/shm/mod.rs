@@ -15,7 +15,8 @@
 //! | `greeting` | the messages by which two sides that are connected by TCP move to shared memory |
 //! | `packet` | the packets on the Unix socket of a connection |
 //!
-//! This module uses no sockets: the caller of `link` sends its packets and calls. `docs/wire.md` has the layouts.
+//! This module uses no sockets: the caller of `link` sends its packets on the Unix socket.
+//! `docs/wire.md` has the layouts.
 //!
 //! The peer may write any value to the segment at any time. So each position, length and kind is
 //! loaded only once and then checked. [`rdma_transport::mem`] copies a payload from memory that the

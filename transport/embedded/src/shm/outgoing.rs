@@ -133,7 +133,7 @@ pub(super) struct Outgoing {
     pub(super) sends: SendQueue,
     pub(super) responses: PendingResponses<PeerRequest>,
     /// True if the first work request in the queue is a write, and a record with a part of it was
-    /// written. Such a write also ends with a record, because its target cannot see the direct
+    /// written. Such a write also ends with a record, because the peer does not notice direct
     /// accesses, and must learn that the write is complete.
     recorded: bool,
     staging: StagingBuffer,
@@ -293,7 +293,7 @@ impl Outgoing {
         self.staging.memory.as_ref().map_or(0, |memory| memory.len())
     }
 
-    /// Keeps the pages of the staging buffer when it is dropped.
+    /// Makes a later drop of the staging buffer keep its pages.
     pub(super) fn keep_pages(&self) {
         self.staging.memory.iter().for_each(|memory| memory.keep_pages());
     }
@@ -433,9 +433,9 @@ impl Outgoing {
         }
     }
 
-    /// Returns the position at which a work request is done after its last record was written. If
-    /// the payload was not copied, the payload is still in the program's memory, so the peer must
-    /// consume the record first.
+    /// Returns the position at which a work request is done. Called after its last record was
+    /// written. If the payload was not copied, the payload is still in the program's memory, so the
+    /// peer must consume this record first.
     fn completion_position(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionPosition {
         let lent = match entry.wr.sges.as_slice() {
             [one] if self.sends.inline().is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
@@ -555,10 +555,10 @@ impl Outgoing {
     }
 
     /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer
-    /// that this side has mapped. Returns the number of its bytes. Returns `None`, and does
-    /// nothing, if no window with the necessary right contains the bytes, or if earlier records
-    /// must take effect first. Also returns `None` if the lending of the window has ended during a
-    /// read.
+    /// that this side has mapped. Returns the number of read bytes, or the length of the atomic
+    /// operation. Returns `None`, and does nothing, if no window with the necessary right contains
+    /// the bytes, or if earlier records must take effect first. Also returns `None` if the lending
+    /// of the window has ended during a read.
     fn use_directly<S: Segment>(
         &self,
         segment: &S,
@@ -574,8 +574,8 @@ impl Outgoing {
         let address = remote.address.checked_add(part as u64)?;
         if matches!(entry.wr.op, SendOp::Read(_)) {
             let sink = sink.part(part, (entry.len - part).min(MAX_PIECE));
-            // The peer may have written the bytes during the copy if the lending has ended. A
-            // request then reads them again, or fails.
+            // If the lending has ended, the peer may have written the bytes during the copy. In
+            // that case, the caller sends a request, which reads the bytes again or fails.
             return windows.fetch(segment, remote.key.0, address, &sink).then_some(sink.len());
         }
         let region = windows.region(segment, remote.key.0, address, ATOMIC, Access::REMOTE_ATOMIC);
@@ -779,7 +779,8 @@ mod tests {
                 ring.advance(header.size());
             }
             ring.release(&segment);
-            // As if the peer had consumed the records in the middle of the next transmission.
+            // This call does what the next transmission would do if the peer consumed the records
+            // in its middle.
             outgoing.reap(&segment, &mut |one| done.push(one)).expect("a valid position");
             if round == 0 {
                 assert!(done.is_empty() && !records.is_empty(), "the ring has room for the whole write");
@@ -827,8 +828,9 @@ mod tests {
     }
 
     /// A sender of short messages does not wait for a work request to complete, so nothing else
-    /// loads the position up to which the peer has released records. A ring that has room again
-    /// takes the next message immediately.
+    /// loads the position up to which the peer has released records. So [`Outgoing::message`] loads
+    /// the position itself when the ring is full, and writes the message if the ring has room
+    /// again.
     #[test]
     fn a_full_ring_is_looked_at_again() {
         let here = SegmentSide::Active.outgoing();
@@ -846,8 +848,8 @@ mod tests {
         }
         assert!(outgoing.message(&segment, INLINE, |_, _| {}), "the ring is empty");
     }
-    /// The peer consumes nothing. Payloads of any length are refused when the staging buffer is
-    /// full, and fit again when the peer has consumed the oldest ones.
+    /// A payload of any length is refused while the staging buffer is full, and fits again once the
+    /// peer has consumed the oldest payload.
     #[test]
     fn the_staging_buffer_is_full_at_its_length() {
         for len in [1, ALIGN, 1000, STAGING_PIECE, 10 * STAGING_PIECE] {

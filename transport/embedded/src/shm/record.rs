@@ -118,8 +118,8 @@ impl RecordHeader {
         self.flags & IN_WINDOW != 0
     }
 
-    /// Returns the offset in the record behind the words of its kind. Either the payload or the word with the payload's
-    /// offset in a window begins there.
+    /// Returns the offset in the record of its payload, or of the word with the payload's offset in
+    /// a window.
     #[inline]
     pub(super) const fn body(self) -> usize {
         WORD * (1 + self.kind.words())

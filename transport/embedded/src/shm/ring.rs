@@ -54,8 +54,9 @@ impl Producer {
         words.load(self.half + TAIL) != self.tail
     }
 
-    /// Reserves `len` contiguous bytes for a record; `len` is a multiple of 8. Returns the offset of the record in the
-    /// segment. Returns `None` if the ring has no room up to the consumer's position at the last load.
+    /// Reserves `len` contiguous bytes for a record; `len` is a multiple of 8. Returns the offset
+    /// of the record in the segment. Returns `None` if the ring is full, as far as the producer
+    /// knows from the last loaded position of the consumer.
     #[inline]
     pub(super) fn reserve<W: Words>(&mut self, words: &W, len: usize) -> Option<usize> {
         self.make_room(words, len, LAST)

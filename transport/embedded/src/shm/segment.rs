@@ -13,16 +13,17 @@ use rdma_transport::mem::{Memory, Sge, Span};
 
 /// The length of a segment in bytes.
 pub const LEN: usize = 2 * HALF; // bound: rings
-/// The length of a half in bytes.
+/// The length in bytes of each of the two halves of a segment.
 pub const HALF: usize = 16 << 10;
-/// The offset in a half of the position behind the last record that the producer has published. The producer stores
-/// this position.
+/// The offset in a half of the head word: the position behind the last record that the producer has
+/// published. Only the producer stores it.
 pub const HEAD: usize = 0;
-/// The offset in a half of the position behind the last record that the consumer has released. The consumer stores this
-/// position.
+/// The offset in a half of the tail word: the position behind the last record that the consumer has
+/// released. Only the consumer stores it.
 pub const TAIL: usize = 128;
-/// The offset in a half of the call word. Before the consumer sleeps, it stores in this word the events for which the
-/// producer must wake the consumer: 1 for records, 2 for room. The word is 0 while the consumer is awake.
+/// The offset in a half of the call word. Before the consumer sleeps, it stores in this word the
+/// events for which the producer must wake the consumer, as bits: 1 for new records, 2 for room in
+/// the ring of the other half. The word is 0 while the consumer is awake.
 pub const CALL: usize = 256;
 /// The offset in a half of the table of lendings: memory of the producer that the consumer may map.
 pub const TABLE: usize = 384;
@@ -36,9 +37,9 @@ pub const CAPACITY: usize = HALF - RING;
 /// The side of a connection. Each side produces records in its own half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentSide {
-    /// The side that has connected. This side has created the segment.
+    /// The side that initiated the connection. It has created the segment.
     Active,
-    /// The side that has accepted.
+    /// The side that accepted the connection.
     Passive,
 }
 
@@ -93,7 +94,7 @@ pub trait Segment: Words + 'static {
     /// Copies a payload to the offset `at`. Does nothing if the payload would not end inside the segment.
     fn put(&self, at: usize, payload: &SegmentPayload<'_>);
 
-    /// Keeps the pages of the segment when it is dropped ([`Memory::keep_pages`]), so that the peer
+    /// Makes a later drop of the segment keep its pages ([`Memory::keep_pages`]), so that the peer
     /// can still read the last records.
     fn keep_pages(&self);
 }
@@ -109,7 +110,8 @@ pub enum SegmentPayload<'a> {
     Span(Span<'a>),
 }
 
-/// An entry of a work request that was posted and is not done. Only the provider makes one.
+/// A scatter-gather entry of a posted work request that has not completed. Only the provider can
+/// construct this type.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryPayload<'a>(pub(super) &'a Sge);
 
@@ -217,13 +219,13 @@ impl Segment for MappedSegment {
     }
 }
 
-/// A segment whose peer ends a lending each time after the local side has loaded its word. So the lending ends while
-/// the local side copies a payload.
+/// A segment for tests. Each load of the word of one lending also ends this lending, as if the peer
+/// did so right after the load. So the lending ends while the local side copies a payload.
 #[cfg(all(test, not(loom_model)))]
 #[derive(Debug)]
 pub(super) struct EndingSegment {
     pub(super) inner: MappedSegment,
-    /// The offset of the word.
+    /// The offset of the lending's word in the segment.
     pub(super) word: usize,
 }
 

@@ -121,7 +121,8 @@ impl Lendings {
         self.announcements.clear();
     }
 
-    /// Ends all lendings for whose key `ends` returns true. Returns true if there is one.
+    /// Ends all lendings for whose key `ends` returns true. Returns true if at least one lending
+    /// has ended.
     fn end_each<W: Words>(&mut self, words: &W, ends: impl Fn(u32) -> bool) -> bool {
         let mut found = false;
         for (at, slot) in self.slots.iter_mut().enumerate() {
@@ -162,8 +163,9 @@ impl Lendings {
         self.slots.iter().enumerate().find_map(|(at, slot)| {
             let lent = slot.lent.as_ref().filter(|lent| lent.state == LendingState::Mapped)?;
             let offset = (entry.address() as usize).checked_sub(lent.memory.as_ptr() as usize)?;
-            // The peer reads memory that can lose its pages only by requests, except its staging
-            // buffer.
+            // Records do not refer to memory whose pages can be removed: the peer fetches from such
+            // memory by requests. The staging buffer is the exception, and is not used through this
+            // method.
             let fits = offset.checked_add(entry.len())? <= lent.memory.len() && !lent.memory.is_lent();
             fits.then_some((at as u8, offset as u64))
         })
@@ -256,8 +258,10 @@ impl Windows {
             || (rdma_transport::planted("a-window-by-its-key") && word as u32 == announced.word as u32)
     }
 
-    /// Returns a payload in the window of a slot. Returns `None` if the slot has no window, the lending has ended, or
-    /// the range is not within the window. The caller only reads it.
+    /// Returns a payload in the window of a slot. Returns `None` if the slot has no window, the
+    /// lending has ended, or the range is not within the window. Also returns `None` if the peer
+    /// can remove pages of the window, unless it is a staging buffer. The caller only reads the
+    /// payload.
     #[inline]
     #[allow(unsafe_code, reason = "the rights of a window are those of its mapping")]
     pub(super) fn payload<W: Words>(&self, words: &W, slot: u8, offset: u64, len: usize) -> Option<Span<'_>> {
@@ -270,8 +274,9 @@ impl Windows {
         unsafe { theirs.window.source(usize::try_from(offset).ok()?, len) }
     }
 
-    /// Called after bytes in the window of a slot were copied. Returns true if the lending had not ended before the
-    /// end of the copy. Otherwise the peer may have written other bytes during the copy.
+    /// Returns true if the lending of the slot's window has not ended yet. The caller has just
+    /// copied bytes from the window. If the lending has ended, the peer may have written other
+    /// bytes during the copy.
     #[inline]
     pub(super) fn is_still_lent<W: Words>(&self, words: &W, slot: u8) -> bool {
         // The word is loaded after all bytes of the payload.
@@ -401,10 +406,10 @@ mod tests {
     }
 
     /// Peers remove the pages of memory that they lend, each time before the local side fetches a
-    /// message from there. So the kernel charges the local side for new pages. It fetches a part of
-    /// each window only, and nothing once a 21st of the limit of all windows is charged. It gets
-    /// that back when it unmaps the windows, although the peers keep the files. An honest peer is
-    /// not affected.
+    /// message from there. So the kernel charges the local side for new pages. The local side
+    /// fetches only a part of each window, and nothing more once it is charged for a 21st of the
+    /// limit of all windows. The charge ends when the local side unmaps the windows, although the
+    /// peers keep the files. An honest peer is not affected.
     #[cfg(not(loom_model))]
     #[test]
     fn the_pages_that_peers_remove_are_limited() {
@@ -424,7 +429,8 @@ mod tests {
                 let word = 1 << 32 | u64::from(KEY);
                 table.store(TABLE, word);
                 let announced = ReceivedAnnouncement { slot: 0, word, rights, base: 0, len: LEN as u64 };
-                // Half of the peers do not fit into the share of all but staging buffers.
+                // The windows of the last peers exceed the share that is not reserved for staging
+                // buffers.
                 let _ = windows.open(announced, &file);
                 (memory, file, windows)
             })

@@ -10,7 +10,8 @@ use rdma_transport::wr::{SendClass, SendFlags, SendWr};
 /// messages.
 pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
 
-/// The optional operations that every peer supports. The checks that apply to all operations are sufficient for these operations.
+/// The optional operations that every peer supports. For these, [`send`] makes only the checks that
+/// apply to all operations.
 const UNCONDITIONAL: Features = Features::SEND_WITH_INVALIDATE.union(Features::WRITE);
 /// The operations that only peers with the extensions of RFC 7306 support.
 pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Features::ATOMICS);

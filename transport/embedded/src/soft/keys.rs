@@ -46,8 +46,8 @@ struct RegionEntry {
     valid: bool,
     /// The only connection whose peer may use the STag. `None` if all peers may use it.
     owner: Option<Key>,
-    /// The connection whose peer may map the memory. `None` if the memory is lent to no peer, or is
-    /// direct: then all may map it.
+    /// The connection whose peer may map the memory. `None` if no peer may map it, or if the region
+    /// is direct, so that all peers on this host may map it.
     lent_to: Option<Key>,
 }
 
@@ -236,8 +236,8 @@ impl KeyTable {
         self.regions.get_mut(id.0).map(|region| region.lent_to = Some(connection)).ok_or(STALE)
     }
 
-    /// Returns the connection to whose peer a region is lent. Returns `None` if there is none, or
-    /// no region.
+    /// Returns the connection to whose peer a region is lent. Returns `None` if the region is lent
+    /// to no peer, or does not exist.
     pub(crate) fn lent_to(&self, id: MrId) -> Option<Key> {
         self.regions.get(id.0)?.lent_to
     }
@@ -383,7 +383,7 @@ mod tests {
         table.deregister(readable).unwrap();
         assert!(matches!(table.deregister(readable), Err(TransportError::Stale { .. })));
         assert!(matches!(table.invalidate(readable), Err(TransportError::Stale { .. })));
-        // Only the remaining regions still hold the memory.
+        // The deregistered region has released the memory. `memory` and two regions still own it.
         assert_eq!(Arc::strong_count(&memory), 3);
     }
 

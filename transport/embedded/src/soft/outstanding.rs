@@ -8,9 +8,10 @@ use rdma_transport::mem::Sge;
 /// An outstanding request, and the progress of its response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutstandingRequest {
-    /// The entry to which the response is written. Empty for a ready-to-receive message of iWARP.
+    /// The scatter-gather entry to which the response is written. Empty for a ready-to-receive
+    /// message of iWARP.
     pub(crate) sink: Sge,
-    /// The STag and the offset of `sink` in the segments of the response, on iWARP.
+    /// The STag and the Tagged Offset of `sink`, which the segments of the response carry on iWARP.
     pub(crate) stag: u32,
     pub(crate) offset: u64,
     /// The length of the response in bytes, and the number of these bytes that have arrived.
@@ -100,13 +101,13 @@ impl OutstandingRequests {
     }
 
     /// Returns the sequence number of the work request of the oldest request. Returns `None` if no
-    /// work request is outstanding.
+    /// request is outstanding, or if the oldest one is a ready-to-receive message.
     pub(crate) fn oldest(&self) -> Option<u64> {
         self.front()?.sequence
     }
 
     /// Returns the sequence number of the work request of the request with this number. Returns
-    /// `None` if no such request is outstanding.
+    /// `None` if no such request is outstanding, or if it is a ready-to-receive message.
     pub(crate) fn find(&self, number: u32) -> Option<u64> {
         self.queue.get(number.wrapping_sub(self.front_number()) as usize)?.sequence
     }

@@ -68,8 +68,9 @@ impl ReceiveQueue {
         self.msn
     }
 
-    /// Returns the size in bytes of the receive for the current or next message. If this queue is empty, takes a receive from the shared
-    /// queue. Returns `None` if both queues are empty.
+    /// Returns the size in bytes of the receive for the current or next message. If this queue is
+    /// empty, first moves a receive to it from the shared receive queue. Returns `None` if both
+    /// queues are empty.
     #[inline]
     pub(crate) fn room(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> Option<usize> {
         if self.posted.is_empty() && !self.has_next(shared) {
@@ -85,7 +86,8 @@ impl ReceiveQueue {
         self.placed
     }
 
-    /// Returns true if a receive exists for the next message. If this queue is empty, takes a receive from the shared queue.
+    /// Returns true if a receive exists for the next message. If this queue is empty, first moves a
+    /// receive to it from the shared receive queue.
     #[cold]
     pub(crate) fn has_next(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> bool {
         if self.posted.is_empty() {

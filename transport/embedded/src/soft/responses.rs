@@ -72,8 +72,8 @@ impl<R> PendingResponses<R> {
 mod tests {
     use super::*;
 
-    /// The limit has one more than a power of two. A response is complete with its last part only,
-    /// and a peer that has nothing outstanding gets nothing.
+    /// The limit is a power of two plus one. Only the last part of a response frees its slot, and
+    /// `advance` without a pending response does nothing.
     #[test]
     fn the_peer_has_a_limited_number_outstanding() {
         for (ird, limit) in [(0, 2), (1, 2), (2, 3), (3, 5), (128, 129)] {

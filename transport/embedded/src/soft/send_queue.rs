@@ -1,5 +1,6 @@
 //! The send queue of a reliable queue pair: the order in which work requests are sent and complete.
-//! The carrier of the connection, a stream or a ring, only frames them and carries the bytes.
+//! The carrier of the connection, a TCP stream or a ring in shared memory, only frames work
+//! requests and transmits their bytes.
 //!
 //! Work requests are sent and complete in the order of their posting (RFC 5040 §6). A fenced work
 //! request waits until no Read and no atomic operation is outstanding. A Read or an atomic
@@ -16,10 +17,9 @@ use rdma_transport::mem::Sge;
 use rdma_transport::wc::WcStatus;
 use rdma_transport::wr::{SendClass, SendFlags, SendOp, SendWr};
 
-/// The condition under which a work request is done once all earlier ones are: the carrier has
-/// reached this position, and the response of the peer has arrived if the second value is true.
-/// Positions only grow. Each carrier has its own: iWARP counts the bytes of the stream, shared
-/// memory those of the ring.
+/// The condition for the completion of a sent work request, after all earlier ones: the carrier has
+/// reached this position. If the second value is true, the response of the peer must have arrived,
+/// too. The position is a number of bytes, of the TCP stream or of the ring, and never decreases.
 pub(crate) type CompletionPosition = (u64, bool);
 
 /// A posted work request that is not completely sent.
@@ -59,7 +59,7 @@ pub(crate) struct SendQueue {
     /// immediate data is missing.
     immediate_next: bool,
     /// The copied payloads of inline sends: `inline_max` bytes for each of `depth` work requests.
-    /// Allocated for the first one that waits, because most connections have none.
+    /// Allocated when the first inline send is queued, because most connections queue none.
     inline: Vec<u8>, // bound: sends
     inline_max: usize,
     depth: usize,
@@ -127,14 +127,16 @@ impl SendQueue {
         self.queue.push_back(QueuedSend { wr: *wr, len });
     }
 
-    /// Appends a work request that the caller has sent completely. Nothing else waits to be sent.
+    /// Appends a work request that the caller has sent completely. No other work request may wait
+    /// to be sent.
     #[inline]
     pub(crate) fn post_sent(&mut self, done: Done, position: CompletionPosition) {
         self.sent.push_back((done, position));
     }
 
-    /// Counts a work request that the caller has sent completely, and returns true if it is done
-    /// because all earlier ones are. Otherwise returns false, and does not count it.
+    /// Assigns the next sequence number to a work request that the caller has sent completely, and
+    /// returns true, if all earlier ones are done: the caller can complete it immediately.
+    /// Otherwise returns false, and changes nothing.
     #[inline]
     pub(crate) fn post_done(&mut self) -> bool {
         let is_done = self.sent.is_empty();
@@ -174,15 +176,15 @@ impl SendQueue {
         Some(self.inline.get(start..start + entry.len).unwrap_or_default())
     }
 
-    /// Returns the offset of an inline payload. At most `depth` work requests are not done, so no
-    /// two of them share an offset.
+    /// Returns the offset in `inline` of the payload of the work request `sequence`. At most
+    /// `depth` work requests are not done, so no two of them share an offset.
     fn inline_start(&self, sequence: u64) -> usize {
         (sequence % self.depth as u64) as usize * self.inline_max
     }
 
     /// Returns true if a work request waits to be sent, and neither a fence nor the limit of
-    /// outstanding Reads holds it back. If that limit is 0, no Read would ever go, so the caller
-    /// must let it fail.
+    /// outstanding Reads delays it. If that limit is 0, returns true for a Read or an atomic
+    /// operation, too: it could never be sent, so the caller must fail it.
     #[inline]
     pub(crate) fn may_go(&self) -> bool {
         let Some(entry) = self.queue.front() else { return false };
@@ -194,16 +196,18 @@ impl SendQueue {
             && (!entry.is_answered() || self.outstanding.has_room() || self.outstanding.depth() == 0)
     }
 
-    /// Adds the request of [`SendQueue::front`], or of a work request that is posted next with
-    /// [`SendQueue::post_sent`], to the outstanding ones. Returns the number of the request.
+    /// Adds a Read or an atomic operation to the outstanding requests: that of
+    /// [`SendQueue::front`], or one that the caller posts next with [`SendQueue::post_sent`].
+    /// Returns the number of the request.
     #[inline]
     pub(crate) fn request(&mut self, sink: Sge, len: u32, atomic: bool) -> u32 {
         self.outstanding.push(OutstandingRequest::new(sink, len, atomic, Some(self.unsent())))
     }
 
     /// Records that `n` more bytes of the payload of [`SendQueue::front`] are sent, or its
-    /// immediate data. Returns true if it is completely sent. It is then done at `position`. A
-    /// Write with Immediate is completely sent after its immediate data (RFC 7306 §6).
+    /// immediate data. Returns true if the work request is now completely sent. `position` is the
+    /// condition for its completion. A Write with Immediate is completely sent after its immediate
+    /// data (RFC 7306 §6).
     #[inline]
     pub(crate) fn advance(&mut self, n: usize, position: CompletionPosition) -> bool {
         let Some(entry) = self.queue.front() else { return false };
@@ -221,8 +225,9 @@ impl SendQueue {
         true
     }
 
-    /// Completes work requests, from the oldest on. Stops at the first one whose position is behind
-    /// `position`, the one that the carrier has reached, or that still waits for its response.
+    /// Completes work requests, oldest first. `position` is the position that the carrier has
+    /// reached. Stops at the first work request that has a larger position or waits for its
+    /// response.
     #[inline]
     pub(crate) fn reap(&mut self, position: u64, done: &mut impl FnMut(Done)) {
         while let Some(&(front, (end, answered))) = self.sent.front() {
@@ -241,8 +246,8 @@ impl SendQueue {
         self.failed = Some((sequence.unwrap_or_else(|| self.unsent()), status));
     }
 
-    /// Completes all work requests: the connection has ended. The one of [`SendQueue::fail`]
-    /// completes with its status, and the others as flushed.
+    /// Completes all work requests after the end of the connection: the one that
+    /// [`SendQueue::fail`] recorded with its status, and the others as flushed.
     pub(crate) fn flush(&mut self, done: &mut impl FnMut(Done)) {
         let failed = self.failed.take();
         let sent = self.sent.drain(..).map(|(done, _)| done);
@@ -282,7 +287,7 @@ mod tests {
         queue.post(&SendWr { wr_id, op, sges: SgeList::default(), flags }, len);
     }
 
-    /// Sends the first work request as a carrier does that has reached `position`.
+    /// Sends the payload of the first unsent work request, which is done at `position`.
     fn send(queue: &mut SendQueue, position: u64) {
         let QueuedSend { wr, len } = *queue.front().expect("a work request");
         let answered = queue.front().is_some_and(QueuedSend::is_answered);
@@ -307,8 +312,8 @@ mod tests {
         flushed
     }
 
-    /// A work request is done at its position and not before, and never before an earlier one: the
-    /// Send behind the Read waits for the response, although its own bytes have left.
+    /// A work request is done when the carrier reaches its position, but not before earlier ones:
+    /// the Write behind the Read waits for the response to the Read.
     #[test]
     fn work_requests_are_done_in_order_at_their_positions() {
         let mut queue = queue(1);
@@ -321,14 +326,14 @@ mod tests {
         queue.outstanding.complete();
         assert_eq!((reap(&mut queue, 19), reap(&mut queue, 30)), (vec![], vec![2, 3]));
         assert_eq!((reap(&mut queue, u64::MAX), queue.post_done(), queue.len()), (vec![4], true, 0));
-        // The sequence numbers include the work request that was done immediately.
+        // `post_done` above has used sequence number 4.
         post(&mut queue, 5, READ, SendFlags::empty(), 1);
         send(&mut queue, 50);
         assert_eq!(queue.outstanding.oldest(), Some(5));
     }
 
-    /// A payload in several parts, and a Write with Immediate, which is two messages even if it is
-    /// empty, are sent to their end before the next work request.
+    /// A payload that is sent in parts is complete with its last part, and a Write with Immediate
+    /// with its immediate data, even if its payload is empty.
     #[test]
     fn a_work_request_is_sent_with_its_last_part() {
         let mut queue = queue(0);
@@ -346,9 +351,9 @@ mod tests {
         assert!(!queue.advance(1, (6, false)) && !queue.may_go(), "the queue is empty");
     }
 
-    /// A fence waits for all Reads and atomic operations; without one, only they wait for each
-    /// other. A fenced work request that has begun is not held back. A depth of 0 holds nothing
-    /// back, so that the carrier lets the Read fail.
+    /// A fenced work request waits for all outstanding Reads and atomic operations, unless a part
+    /// of it is sent. Without a fence, only Reads and atomic operations wait, for the read depth. A
+    /// depth of 0 delays nothing, so that the carrier can fail the Read.
     #[test]
     fn a_fence_and_the_read_depth_hold_work_requests_back() {
         let mut queue = queue(2);
@@ -405,14 +410,14 @@ mod tests {
             let all = (1..5).map(|id| (id, if id == expected { fault } else { WcStatus::Flushed }));
             assert_eq!(flush(&mut queue), all.collect::<Vec<_>>(), "{failed:?}");
             assert!(queue.len() == 0 && queue.outstanding.is_idle() && queue.is_between_messages());
-            // Whatever is posted and flushed later has not failed.
+            // The recorded failure does not apply to later work requests.
             post(&mut queue, 6, SendOp::Send, SendFlags::empty(), 0);
             assert_eq!(flush(&mut queue), [(6, WcStatus::Flushed)]);
         }
     }
 
-    /// A peer that responds without a request, responds too much, or names requests that do not
-    /// exist, completes nothing and fails nobody else's work request.
+    /// A response without a request completes no work request, a response that is too long adds no
+    /// bytes, and unknown request numbers name no work request.
     #[test]
     fn a_peer_completes_only_what_is_outstanding() {
         let mut queue = queue(2);
@@ -435,8 +440,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a carrier and a peer do: work requests complete once each, in order, an inline
-        /// payload is what it was when it was posted, and no Read goes beyond the depth.
+        /// In any sequence of calls, each work request completes once and in order, an inline
+        /// payload has the bytes that it had when it was posted, and no more Reads are outstanding
+        /// than the depth permits.
         #[test]
         fn each_work_request_completes_once_in_order(steps in prop::collection::vec(any::<u16>(), 1..200)) {
             let memory = Memory::new(16).unwrap();

@@ -1,4 +1,4 @@
-//! Shared receive queues. Several queue pairs take their receives from one such queue.
+//! Shared receive queues. Several queue pairs consume the receives of one shared receive queue.
 
 use std::collections::VecDeque;
 

@@ -20,8 +20,8 @@ pub struct WorkQueues {
 
 impl WorkQueues {
     /// Checks the attributes, and reserves entries on the completion queues for both work queues.
-    /// Shared receive queues are not supported. The last argument is the provider's promise about
-    /// the entries of its work requests.
+    /// Shared receive queues are not supported. The [`EntryAccess`] shows that the provider may use
+    /// the entries of posted work requests.
     ///
     /// # Errors
     /// Returns an error, and reserves no entries, if a depth or a size is out of range, or if a completion queue does not exist or

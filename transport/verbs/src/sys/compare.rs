@@ -8,7 +8,8 @@ use std::{env, fs};
 use super::declare::{Field, Structure};
 use super::{calls, cma, ibv, ibv_enums};
 
-/// Returns one line for each structure and for each field, with the numbers of its layout.
+/// Returns one line for each structure and for each field, with its size and its alignment or
+/// offset.
 fn lines(structures: &[Structure]) -> Vec<String> {
     let mut lines = Vec::new();
     for Structure { name, size, align, fields } in structures {

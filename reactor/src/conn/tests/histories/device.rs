@@ -35,7 +35,7 @@ impl WireBytes {
     }
 }
 
-/// Something in flight from one device to the other. Items arrive in the order of sending.
+/// An item in flight from one device to the other. Items arrive in the order of sending.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Message(WireBytes),
@@ -96,7 +96,7 @@ pub(super) struct DeviceModel {
     /// True if the queue pair can send and receive.
     pub(super) up: bool,
     sends: VecDeque<Send>,
-    /// The posted receives. Each one has its position in the shared queue, and its memory.
+    /// The posted receives, each with its slot in the shared queue and its memory.
     receives: VecDeque<(u16, Sge)>,
     pub(super) completions: VecDeque<Completion>,
     /// The items in flight to the peer.

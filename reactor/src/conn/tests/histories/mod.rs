@@ -606,7 +606,8 @@ fn a_connection_that_probes_waits_for_the_acknowledgement_of_its_hello() {
     silent.sides[0].advance(Duration::from_secs(11));
     assert_eq!(failed(&silent), Some(ConnectError::Timeout));
 
-    // The end of the transport is processed before the acknowledgement, which has arrived before it: the peer was up.
+    // The event that the transport has ended is processed before the completion of the hello. If
+    // the hello was acknowledged, the peer was up.
     for acknowledged in [true, false] {
         let mut ended = probing();
         let side = &mut ended.sides[0];
@@ -761,8 +762,8 @@ fn a_goodbye_that_is_flushed_cuts_nothing_off() {
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
-/// The program closes the connection behind a send whose end is not reported, and that send fails when the goodbye is posted already. The
-/// close is not complete.
+/// The program closes the connection after a send whose end is not reported. That send fails when
+/// the goodbye is already posted. The close is not complete.
 #[test]
 fn a_quiet_send_that_fails_before_the_goodbye_makes_the_close_incomplete() {
     let terms = SideOptions { quiet: true, ..connected(8, 16).terms };
@@ -830,7 +831,8 @@ fn a_place_that_the_device_may_still_write_is_not_given_back() {
     assert!(memory.bytes().is_none(), "a device may write what a program may look at");
 }
 
-/// The transport has ended, and a message that violates the protocol is processed only after that. No later message is delivered.
+/// The transport ends. After that, a message that violates the protocol is processed. No later
+/// message is delivered.
 #[test]
 fn nothing_is_delivered_behind_a_violation_that_is_found_late() {
     let mut history = connected(16, 8);
@@ -845,8 +847,8 @@ fn nothing_is_delivered_behind_a_violation_that_is_found_late() {
     assert_eq!(side.stats.messages.received, 0);
 }
 
-/// The transport has ended before the hello of the peer is processed, and before the hello, a message that violates the protocol is
-/// processed. The connection does not come up, and no message is delivered.
+/// The transport ends. After that, a message that violates the protocol is processed, and then the
+/// hello of the peer. The connection does not come up, and no message is delivered.
 #[test]
 fn nothing_comes_up_behind_a_violation_that_is_found_late() {
     let terms = connected(16, 8).terms;
@@ -863,7 +865,8 @@ fn nothing_comes_up_behind_a_violation_that_is_found_late() {
     assert!(!side.announced && side.stats.messages.received == 0);
 }
 
-/// A message in several buffers begins while the connection ends. The flush keeps its time, although the transfer timeout is shorter.
+/// A message in several buffers begins while the connection ends. The flush timeout does not
+/// change, although the transfer timeout is shorter.
 #[test]
 fn a_message_that_begins_at_the_end_does_not_shorten_the_flush() {
     let mut history = connected(16, 8);
@@ -881,8 +884,8 @@ fn a_message_that_begins_at_the_end_does_not_shorten_the_flush() {
     assert_eq!((side.heard.len(), deadline(side)), (1, end));
 }
 
-/// A list is late when the next check of the peer is due, too. The connection ends, and the flush
-/// gets its whole time.
+/// The deadline of a list passes at the same time as the next check of the peer. The connection
+/// ends, and the flush still gets its full timeout.
 #[test]
 fn a_late_list_leaves_the_flush_its_time() {
     let mut history = connected(16, 8);

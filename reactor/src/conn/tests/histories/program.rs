@@ -294,7 +294,7 @@ impl Side {
         self.begin_list_within(direction, pieces, tells, None)
     }
 
-    /// The same with a deadline.
+    /// Does the same as [`Side::begin_list`], but with a deadline.
     pub(super) fn begin_list_within(
         &mut self,
         direction: ListDirection,
@@ -477,7 +477,8 @@ impl Side {
             self.offers.remove(at);
             return;
         }
-        // A refusal is always reported to the program, even for a quiet message.
+        // A refusal is always reported to the program, even for a quiet message, which is neither
+        // in `offers` nor in `sends`.
         if outcome == Outcome::Refused && !self.sends.contains(&Some(send)) {
             return;
         }

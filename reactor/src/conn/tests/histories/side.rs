@@ -115,7 +115,8 @@ pub(super) struct Side {
     pub(super) effects: Effects,
     pub(super) stats: Stats,
     pub(super) now: Instant,
-    /// The time of the timer, which the side sets as the driver does.
+    /// The time at which the timer of the connection expires. The side sets the timer as the driver
+    /// does.
     timer: Option<Instant>,
     pub(super) device: DeviceModel,
     /// The number of buffers that the connection and the shared queue may use.
@@ -476,7 +477,7 @@ impl Side {
         self.set_timer();
     }
 
-    /// Handles the end of the time for the current step of the connection.
+    /// Handles the deadline `step` of the connection.
     fn step_due(&mut self) {
         if self.conn.as_ref().is_some_and(|conn| matches!(conn.state(), State::Closing(_))) {
             // The flush timeout has expired. The side handles the completions that are in the queue now, and does not wait for later ones.
@@ -563,8 +564,9 @@ impl Side {
         }
     }
 
-    /// Returns true if the peer must be able to send data when both sides are idle. This holds unless the program of this side keeps all
-    /// but four of its receives.
+    /// Returns true if the peer must be able to send data when both sides are idle. This is not
+    /// required of a side that has no memory for large messages, that uses a shared receive queue,
+    /// or whose program keeps so many messages that at most four receives are left.
     pub(super) fn must_let_peer_send(&self) -> bool {
         let depth = self.config.receive_depth as usize;
         !self.starved && self.buffers.shared.is_none() && self.kept.len() + CONTROL_CREDITS as usize + 2 <= depth

@@ -112,8 +112,8 @@ fn an_undecided_request_is_rejected_in_time() {
 }
 
 /// For a connection within the host, the policy decides if this side requests a CRC. A peer that
-/// does not show that it sees the same path counts as one of another host. The connection uses a
-/// CRC if either peer requests it.
+/// does not send the same hash of the path counts as one on another host. The connection uses a CRC
+/// if either peer requests it.
 #[test]
 fn a_crc_within_the_host_is_asked_for_by_either_side() {
     let path = |peer: &TcpStream| {
@@ -169,7 +169,7 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     let id = bench.connect(&listener);
     assert!(matches!(bench.event().kind, CmEventKind::Resolved { .. }));
     let mut first = bench.accept(&listener);
-    // The request has the C bit, because it does not show the path within the host.
+    // The request has the C bit, because it does not contain the hash of the path.
     assert_eq!(bench.read(&mut first, 24)[16..20], [0x50, 2, 0, 4]);
     drop(first);
     listener.set_nonblocking(true).unwrap();
@@ -308,7 +308,7 @@ fn a_reject_is_sent_even_if_nothing_may_linger() {
     assert_eq!(bench.iwarp.hub.lingers.len(), 0);
 }
 
-/// At the limit of lingering sockets, a socket that need not linger takes no place from another one.
+/// At the limit of lingering sockets, a socket that need not linger does not evict another one.
 #[test]
 fn only_a_socket_that_lingers_takes_the_place_of_another() {
     let (mut bench, _, address) = listening(IwarpConfig { max_lingering: 1, ..Default::default() });
@@ -535,8 +535,8 @@ fn without_descriptors_it_tries_once_per_back_off() {
     }
 }
 
-/// A pause of a listener ends during `progress`. If more connections wait than are accepted at a time, the CM channel is woken, because no
-/// edge reports them.
+/// A pause of a listener ends during `progress`. If more connections wait than one call accepts,
+/// the CM channel is woken, because no edge reports them.
 #[test]
 fn progress_reports_connections_that_wait_behind_a_pause() {
     let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0, then_aborted: true };
@@ -561,12 +561,13 @@ fn progress_reports_connections_that_wait_behind_a_pause() {
     iwarp.progress(now, Drive::Full);
     assert_eq!((iwarp.hub.net.attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + ACCEPTS, 1));
     assert!(is_woken(&iwarp));
-    // An edge reports further connections while the listener is in the list.
+    // A further edge of the listener does not add it to the backlog again.
     iwarp.endpoints.accept_some(&mut iwarp.hub, listener.0, now);
     assert_eq!((iwarp.hub.net.attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + 2 * ACCEPTS, 1));
 }
 
-/// Connects sockets from a host. They send their requests, and the provider queues these.
+/// Connects one socket from each of `hosts`, and sends its MPA request. Returns the sockets when
+/// the provider has queued all requests.
 fn queued(bench: &mut Bench, address: SocketAddr, hosts: &[u8]) -> Vec<TcpStream> {
     let mut peers: Vec<_> = hosts.iter().map(|&host| connect_from(host, address)).collect();
     peers.iter_mut().for_each(|peer| peer.write_all(&request_v1()).unwrap());
@@ -590,7 +591,8 @@ fn a_host_does_not_wait_for_all_requests_of_another() {
     assert_eq!((bench.events.len(), came), (hosts.len(), Some(1)));
 }
 
-/// The program takes one request and then none for an hour. The other request must not be rejected meanwhile.
+/// The program receives the event of one request, and that of the other one an hour later. The
+/// second request must not be rejected meanwhile.
 #[test]
 fn a_program_that_is_slow_to_take_requests_refuses_nobody() {
     let (mut bench, _, address) = listening(IwarpConfig::default());
@@ -646,8 +648,9 @@ fn a_connection_does_not_wait_for_others_to_start() {
     });
 }
 
-/// After each part of the handshake that a client has sent, the server does not run for an hour. That part must be read before the client's
-/// time limit is applied.
+/// Twice, the server does not run for an hour while a message of the client is unread: first its
+/// MPA request, then its ready-to-receive message. The server must read the message before it
+/// applies its time limit.
 #[test]
 fn what_a_client_sent_in_time_is_read_before_its_time_is_over() {
     let hour = Duration::from_secs(3600);

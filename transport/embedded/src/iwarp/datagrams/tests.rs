@@ -79,8 +79,8 @@ impl DatagramNode {
         self.iwarp.post_send(qp, &[SendWr { wr_id: 99, op, sges, flags: SendFlags::SIGNALED }]).map(drop)
     }
 
-    /// Returns the completion and the bytes of the next received datagram, with its route header. Posts the same receive again. Returns
-    /// `None` if no datagram has arrived.
+    /// Returns the completion and the bytes of the next received datagram, with its route header.
+    /// Posts the receive again for the next datagram. Returns `None` if no datagram has arrived.
     fn heard(&mut self) -> Option<(WorkCompletion, Vec<u8>)> {
         self.done.retain(|wc| wc.opcode != WcOpcode::Send);
         let wc = (!self.done.is_empty()).then(|| self.done.remove(0))?;
@@ -510,7 +510,8 @@ fn link_local_addresses_keep_their_scope() {
     }
 }
 
-/// Of two ids at one UDP port, one has ended. A datagram to it takes no receive from its shared receive queue.
+/// Two ids share a UDP port, and one of them is disconnected. A datagram to its queue pair consumes
+/// no receive of its shared receive queue.
 #[test]
 fn nothing_is_delivered_after_a_disconnect() {
     let mut side = DatagramNode::new(IwarpConfig::default());

@@ -61,7 +61,8 @@ fn it_tells_when_it_last_heard_a_peer() {
     let memory = Memory::new(64).unwrap();
     let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
     bench.iwarp.post_recv(qp, &[wr]).unwrap();
-    // An incomplete frame is no sign of life of the peer. A complete frame is a sign of life.
+    // An incomplete FPDU of fewer than 512 octets is no sign of life of the peer. A complete FPDU
+    // is a sign of life.
     let frame = send(1);
     let (part, rest) = frame.split_at(13);
     bench.now += Duration::from_secs(1);
@@ -134,7 +135,8 @@ impl FloodedPeer {
     }
 }
 
-/// A peer that reads from a slow link can answer a ping only after all data that is sent before the ping.
+/// On a slow link, the answer to a ping follows all data that was sent before the ping. So the
+/// acknowledgement of such data is a sign of life, too.
 #[test]
 fn a_peer_that_acknowledges_waiting_data_is_alive() {
     let mut world = FloodedPeer::new();
@@ -152,13 +154,15 @@ fn a_peer_that_acknowledges_waiting_data_is_alive() {
     });
 }
 
-/// If a program posts often, its posts use the room that the acknowledgements make, before an edge reports this room.
+/// A program that posts often fills the room in the socket's buffer before an edge reports it. The
+/// acknowledgements that made the room still count as signs of life.
 #[test]
 fn posts_that_use_the_acknowledged_room_hide_no_sign_of_life() {
     let mut world = FloodedPeer::new();
     world.flood();
     world.bench.now += Duration::from_secs(1);
-    // This call has the new time, and reads no edge of the connection. From here on, no call reads an edge.
+    // This call passes the new time to the provider, and reads no edge of the connection. Neither
+    // does any later call.
     assert!(world.bench.iwarp.next_cm_event(world.bench.now).unwrap().is_none());
     let mut bytes = vec![0; 64 << 10];
     until("an acknowledgement of waiting data", || {
@@ -218,8 +222,9 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     assert!(busy > 100, "what was left counts as unread: {busy}");
 }
 
-/// If the MPA reply cannot be sent, for example because the peer has reset the connection, the next attempt to end the `reply_grace` comes
-/// later. Otherwise one call would handle the same deadline forever.
+/// If the MPA reply cannot be sent, for example because the peer has reset the connection, the
+/// deadline of the `reply_grace` is set again, to a later time. Otherwise one call would handle the
+/// same deadline forever.
 #[test]
 fn a_reply_grace_of_nothing_does_not_keep_the_timers_busy() {
     let reply_grace = Duration::ZERO;
@@ -239,7 +244,7 @@ fn a_busy_poll_of_rings_tells_of_unread_datagrams() {
     bench.iwarp.bind_datagram("127.0.0.1:0".parse().unwrap()).unwrap();
     bench.turn();
     bench.iwarp.endpoints.rings = 1;
-    // Beside a port, every second round checks all sockets.
+    // Because of the UDP port, every second round checks all sockets.
     for _ in 0..2 {
         assert!(!bench.iwarp.progress(bench.now, Drive::Spin));
     }

@@ -1,4 +1,5 @@
-//! Tests of queue pairs without sockets: Sends, and all violations of the protocol. The byte streams are vectors.
+//! Tests of queue pairs without sockets: Sends, and all violations of the protocol. Vectors of
+//! bytes replace the TCP streams.
 
 mod bulk;
 mod model;
@@ -129,7 +130,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251 + seed * 31) as u8).collect()
 }
 
-/// Returns scatter-gather entries that cover `len` bytes of `memory` in this number of parts.
+/// Returns `parts` scatter-gather entries, which cover `len` bytes of `memory`.
 fn scattered(memory: &Memory, len: usize, parts: usize) -> SgeList {
     let mut list = SgeList::default();
     let mut at = 0;

@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// The sockets of the system, with failures.
+/// The sockets of the system, with injected failures.
 #[derive(Debug)]
 struct FaultyNet {
     inner: TcpNet,
@@ -164,7 +164,7 @@ fn a_connection_that_fails_while_it_moves_was_never_up() {
 }
 
 /// The server does not run for longer than `ready_timeout`. A connection whose hello has arrived
-/// meanwhile comes up, and one without a hello ends after the same time.
+/// meanwhile is established. One without a hello fails after another `ready_timeout`.
 #[test]
 fn a_hello_that_has_arrived_keeps_its_connection() {
     for (tag, says_hello) in [(8, true), (9, false)] {
@@ -181,7 +181,7 @@ fn a_hello_that_has_arrived_keeps_its_connection() {
             let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
             world.until("the connection", |world| world.server.events.iter().any(is_up));
         } else {
-            // The client may be in this process, so it has the same time again.
+            // The deadline is handled late, so the client gets another `ready_timeout`.
             assert!(world.server.events.is_empty());
             world.server.now += Duration::from_secs(10);
             let ended = world.server.event().kind;
@@ -214,8 +214,8 @@ fn a_peer_without_a_descriptor_is_accepted_after_a_pause() {
     world.until("the connection", |world| world.server.events.iter().any(is_up));
 }
 
-/// The client does not run for longer than the time of the setup. If the answer to its hello has
-/// arrived meanwhile, its connection is in shared memory.
+/// The client does not run for longer than `meeting_timeout`. If the answer to its hello has
+/// arrived meanwhile, its connection moves to shared memory.
 #[test]
 fn an_answer_that_has_arrived_keeps_shared_memory() {
     let mut world = SetupWorld::with(10, true, SharedMemoryPolicy::Prefer);
@@ -237,9 +237,9 @@ fn an_answer_that_has_arrived_keeps_shared_memory() {
     assert!(matches!(world.server.iwarp.endpoints.get(id.0), Some(CmEndpoint::Ring(_))), "it is on TCP");
 }
 
-/// Other users use up the sockets that are kept open. The connection that waits for its hello ends
-/// on both sides, and no further one is accepted until the pause is over. Then there is a new
-/// listener. The next pause is twice as long.
+/// The limit of kept sockets of other users is reached, so the setup pauses. The connection that
+/// waits for its hello fails on both sides, and no other one is accepted during the pause. After
+/// the pause, the server opens a new listener. The next pause is twice as long.
 #[test]
 fn the_setup_pauses_while_other_users_use_up_its_sockets() {
     let mut world = SetupWorld::new(2, false);
@@ -279,8 +279,9 @@ fn the_setup_pauses_while_other_users_use_up_its_sockets() {
     }
 }
 
-/// A peer that ignores the demand for shared memory sends a message on the stream. The message completes no receive, and the program is
-/// not notified of the connection. A peer that does not speak first is not accepted at all.
+/// A peer that ignores the demand for shared memory sends a message on the stream. The message
+/// completes no receive, and the program is not notified of the connection. A peer that does not
+/// send first cannot use shared memory, so `accept` fails.
 #[test]
 fn a_message_on_the_stream_completes_nothing_where_shared_memory_is_required() {
     for (tag, speaks_first) in [(5, true), (6, false)] {
@@ -305,7 +306,7 @@ fn a_message_on_the_stream_completes_nothing_where_shared_memory_is_required() {
         }
         let reply = server.read(&mut peer, 20 + 4 + OFFER_LEN);
         assert!(Offer::split(&reply).is_some_and(|(_, offer)| offer.required), "{accepted:?} {reply:?}");
-        // The grace passes after which a connection on TCP would be up.
+        // Before the first message of the peer, no amount of time establishes the connection.
         server.now += Duration::from_secs(1);
         server.turn();
         assert!(server.events.is_empty(), "{:?}", server.events);
@@ -321,8 +322,9 @@ fn a_message_on_the_stream_completes_nothing_where_shared_memory_is_required() {
     }
 }
 
-/// The passive side requires shared memory and refuses the hello, because the peer belongs to another user. The active side prefers shared
-/// memory. It ends its attempt with the reason, before it reports the connection, and neither side reports one.
+/// The passive side requires shared memory and refuses the hello, because the peer belongs to
+/// another user. The active side prefers shared memory. It fails its attempt with this reason.
+/// Neither side reports an established connection.
 #[test]
 fn an_attempt_ends_where_the_peer_requires_shared_memory_in_vain() {
     let mut world = SetupWorld::new(7, true);
@@ -340,8 +342,9 @@ fn an_attempt_ends_where_the_peer_requires_shared_memory_in_vain() {
     assert!(world.server.events.iter().all(failed), "{:?}", world.server.events);
 }
 
-/// The passive side does not answer the hello. A connection that requires shared memory waits for the answer until the deadline of the
-/// attempt, and any other one only for the time of the setup.
+/// The passive side does not answer the hello. A connection that requires shared memory waits for
+/// the answer until the deadline of the attempt. Any other one waits only for `meeting_timeout`,
+/// and then continues on TCP.
 #[test]
 fn an_attempt_times_out_while_shared_memory_is_set_up() {
     for (tag, policy) in [(3, SharedMemoryPolicy::Prefer), (4, SharedMemoryPolicy::Require)] {
@@ -431,8 +434,8 @@ fn a_connection_through_a_proxy_is_one_between_hosts() {
 }
 
 /// Hellos with another secret, for another connection, over another path, and of the wrong length
-/// are refused, and the connection still waits for its hello. Only the peer that has received the
-/// offer moves it.
+/// are refused, and the connection still waits for its hello. Only the hello with all values of the
+/// offer is accepted.
 #[test]
 fn a_hello_without_the_secret_changes_nothing() {
     let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Prefer, ..IwarpConfig::default() };

@@ -35,7 +35,7 @@ struct LentWorld {
     lent: Arc<Memory>,
     region: MrId,
     file: FileNumber,
-    /// Memory of the client that the server may read with requests.
+    /// Memory of the client that the server may access with Reads, and its key.
     readable: (Arc<Memory>, RemoteKey),
     /// The memory of the server, for messages and for the results of Reads.
     sink: (Arc<Memory>, LocalKey),
@@ -54,7 +54,7 @@ impl FileNumber {
     /// Returns the number of descriptors of this process that refer to the file.
     fn descriptors(self) -> usize {
         let all = std::fs::read_dir("/proc/self/fd").unwrap();
-        // Other tests of this process close descriptors meanwhile.
+        // Errors are ignored: other tests of this process close descriptors meanwhile.
         let file = |entry: std::io::Result<std::fs::DirEntry>| std::fs::metadata(entry.ok()?.path()).ok();
         all.filter_map(file).filter(|file| Self(file.dev(), file.ino()) == self).count()
     }
@@ -147,8 +147,9 @@ impl LentWorld {
     }
 }
 
-/// Memory that the peer has mapped occupies no descriptor. Its lending ends with its region,
-/// although its file was closed: a message from there is copied. The region is not lent again.
+/// Lent memory that the peer has mapped occupies no descriptor of the lender. The region cannot be
+/// lent twice. Deregistering it ends the lending, although the file is closed: the next message
+/// from this memory is copied.
 #[test]
 fn lent_memory_occupies_no_descriptor() {
     let mut world = LentWorld::new(25);
@@ -161,8 +162,9 @@ fn lent_memory_occupies_no_descriptor() {
     assert_eq!(poll(&mut world.client).len(), 1, "the peer reads memory that is not lent any more");
 }
 
-/// The client refuses a Read, and so ends the lending of memory from which it has sent a message that the server has not read. The refusal
-/// is behind that message. The server reports the refusal as if the memory were not lent.
+/// The client refuses a Read, which ends the connection and its lendings. The server has not read
+/// an earlier message in lent memory, and cannot read it any more. It still finds the refusal,
+/// which is behind that message in the ring, and reports it.
 #[test]
 fn a_refusal_behind_a_lost_message_is_found() {
     for (tag, is_lost) in [(21, false), (22, true)] {
@@ -187,7 +189,8 @@ fn a_refusal_behind_a_lost_message_is_found() {
     }
 }
 
-/// The client is dropped before the server has read a message. Then the program may overwrite the memory of the message.
+/// The client is dropped before the server has read a message. From then on, the program of the
+/// client may overwrite the memory of the message, so the message must not be delivered.
 #[test]
 fn lent_memory_is_not_read_after_the_drop_of_its_provider() {
     let mut world = LentWorld::new(23);
@@ -201,8 +204,9 @@ fn lent_memory_is_not_read_after_the_drop_of_its_provider() {
     assert!(done.len() == 1 && done[0].status == WcStatus::Flushed, "{done:?}");
 }
 
-/// The Unix socket of the client has no room for an announcement. The client sends it once the socket
-/// is writable, and the server reads messages from that memory in place.
+/// The Unix socket of the client has no room for the announcement of a lending. The client sends
+/// the announcement once the socket is writable. Then the server reads messages from the lent
+/// memory in place.
 #[test]
 fn an_announcement_waits_until_the_socket_has_room() {
     let mut world = LentWorld::new(24);
@@ -235,7 +239,7 @@ fn an_announcement_waits_until_the_socket_has_room() {
     });
 }
 
-/// A busy poll looks a link with records up once.
+/// A busy poll looks up the endpoint of a link with new records only once.
 #[test]
 fn a_served_ring_is_looked_up_once() {
     let mut world = LentWorld::new(28);

@@ -165,7 +165,9 @@ fn answers_to_reads_are_copied_by_the_system_only() {
     }
 }
 
-/// Without a CRC, the response to a Read is sent from its region without a copy. TCP accepts only a part before the region is revoked.
+/// Without a CRC, the response to a Read is sent from its region without a copy. TCP accepts only a
+/// part of the response before the region is overwritten and revoked. The peer still receives the
+/// original bytes.
 #[test]
 fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
     for part in [1, 500, 66_000, 150_000] {
@@ -237,9 +239,8 @@ fn a_damaged_frame_among_many_completes_nothing() {
     }
 }
 
-/// TCP accepts nothing. Only so much is framed, of the program's memory and of copies, that a
-/// little more than half a mebibyte waits for TCP. With markers, each payload is copied, and less
-/// is framed.
+/// If TCP accepts nothing, framing stops when a little more than 512 KiB wait for TCP. With
+/// markers, each payload is copied, and framing stops earlier.
 #[test]
 fn what_tcp_does_not_take_is_limited() {
     for (markers, most) in [(false, (512 + 260) << 10), (true, 260 << 10)] {
@@ -264,8 +265,8 @@ fn what_tcp_does_not_take_is_limited() {
     }
 }
 
-/// With a CRC, a Write that arrives in pieces is held segment by segment. So however long it is, 64
-/// KiB are enough.
+/// With a CRC, a Write that arrives in pieces is held segment by segment. So a buffer of 64 KiB
+/// suffices for a Write of any length.
 #[test]
 fn a_write_is_held_in_64_kib() {
     let mut pair = Pair::new(agreement(true, None), SEGMENT);

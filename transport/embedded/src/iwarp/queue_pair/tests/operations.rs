@@ -173,7 +173,8 @@ fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
     }
 }
 
-/// The result of a Write or a Read does not depend on where its stream is cut. A Write segment with a wrong bit changes no memory.
+/// The result of a Write does not depend on where its stream is cut. A Write segment with a wrong
+/// bit changes no memory.
 #[test]
 fn one_sided_split_at_every_byte() {
     for crc in [true, false] {
@@ -365,7 +366,8 @@ fn responses_that_were_not_asked_for() {
     assert_eq!(cause, TerminateCause::DDP_LOCAL_CATASTROPHIC);
 }
 
-/// The Read that is a ready-to-receive message has no sink, so a response has no bytes.
+/// The Read of a ready-to-receive message has length 0 and no sink, so a response with payload is
+/// refused.
 #[test]
 fn the_response_to_a_read_of_nothing_has_no_bytes() {
     for (stag, want) in [(1, TerminateCause::DDP_TAGGED_BOUNDS), (0, TerminateCause::DDP_TAGGED_INVALID_STAG)] {

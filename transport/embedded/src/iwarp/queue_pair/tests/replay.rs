@@ -201,8 +201,8 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
     for segment in &capture.segments {
         let (start, stop) = (segment.start, segment.start + segment.len);
         if segment.from_client != as_server {
-            // The recorded stream of this side contains these Read Requests. The requests are added as outstanding, so that this provider
-            // accepts the responses.
+            // Add the Read Requests that the recorded local peer sent in this segment as
+            // outstanding, so that this provider accepts their responses.
             for (at, _, read, _) in fpdus(own_fpdus) {
                 let at = at + own.len() - own_fpdus.len();
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
