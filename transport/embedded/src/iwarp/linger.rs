@@ -77,7 +77,8 @@ impl Linger {
                 None => net.recv(self.socket, &mut [RecvSlice::new(scratch)]),
             };
             match received {
-                Ok(0) => return true,
+                // A peer that has ended its own stream still reads.
+                Ok(0) => return self.finished,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,

@@ -261,6 +261,18 @@ fn data_behind_the_reply_and_an_end_in_the_middle() {
 
 #[test]
 fn a_destroyed_connection_still_delivers() {
+    still_delivers(|_| {});
+}
+
+/// A peer that has ended its own stream still reads.
+#[test]
+fn a_destroyed_connection_still_delivers_to_a_peer_that_sends_no_more() {
+    still_delivers(|peer| peer.shutdown(std::net::Shutdown::Write).unwrap());
+}
+
+/// Destroys a connection with bytes that TCP has not accepted. The peer, to which `then` is done,
+/// receives them.
+fn still_delivers(then: impl FnOnce(&TcpStream)) {
     let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
     let (_, mut peer) = bench.listen();
     peer.write_all(&request_v1()).unwrap();
@@ -276,6 +288,9 @@ fn a_destroyed_connection_still_delivers() {
     bench.iwarp.destroy_id(id, bench.now).unwrap();
     drop(memory);
     assert!(bench.iwarp.hub.lingers.len() == 1 && bench.iwarp.endpoints.len() == 1);
+    then(&peer);
+    (0..3).for_each(|_| bench.turn());
+    assert_eq!(bench.iwarp.hub.lingers.len(), 1, "the peer has read nothing");
     // The peer receives complete FPDUs, and then the end of the stream.
     let (mut total, mut bytes) = (0, vec![0; 1 << 20]);
     until("the end", || {
