@@ -395,6 +395,7 @@ fn a_receiver_may_leave_and_come_back() {
     assert_eq!(publish(&mut broadcast, &mut cx, b"nobody"), 0);
     broadcast.join(&mut cx, here, OverflowPolicy::Drop).expect("memory");
     assert_eq!(publish(&mut broadcast, &mut cx, b""), 1);
+    assert_eq!(broadcast.publish_except(&mut cx, here, b"own"), Ok(Published::default()), "all but itself");
     broadcast.leave(here);
     assert_eq!(publish(&mut broadcast, &mut cx, b"nobody"), 0);
     broadcast.join(&mut cx, here, OverflowPolicy::Wait).expect("memory");

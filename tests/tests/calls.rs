@@ -840,7 +840,8 @@ fn tasks_of_several_threads_call_and_serve() {
     });
 }
 
-/// If the peer cancels a call, its request has no time left. `next` skips such a request.
+/// If the peer cancels a call, its request has no time left, and the task that serves it is
+/// notified. `next` skips such a request. The end of the connection has the same effect.
 #[test]
 fn a_cancelled_request_has_no_time_left() {
     with_watchdog("a_cancelled_request_has_no_time_left", || {
@@ -856,9 +857,12 @@ fn a_cancelled_request_has_no_time_left() {
             assert!(futures_util::poll!(&mut served).is_pending());
             let request = requests.next().await.expect("a request");
             assert!(request.time_left().is_some());
+            let mut cancelled = Box::pin(request.cancelled());
+            assert!(futures_util::poll!(&mut cancelled).is_pending());
             let mut unread = Box::pin(caller.call("unread", PATIENCE));
             assert!(futures_util::poll!(&mut unread).is_pending());
             drop((served, unread));
+            cancelled.await;
             // The client answers this call after it has cancelled the two others. So the server knows that they are cancelled when it has
             // the answer.
             let pong = async { of_server.next().await.expect("a request").answer("pong") };
@@ -872,6 +876,13 @@ fn a_cancelled_request_has_no_time_left() {
             };
             let (answer, ()) = join(caller.call("last", PATIENCE), next).await;
             assert_eq!(answer.as_deref(), Ok(&b"done"[..]));
+            let mut open = Box::pin(caller.call("open", PATIENCE));
+            assert!(futures_util::poll!(&mut open).is_pending());
+            let request = requests.next().await.expect("a request");
+            client.drain(Duration::ZERO);
+            request.cancelled().await;
+            assert_eq!(request.time_left(), None);
+            drop(open);
             drop((request, requests, back, caller, of_server));
             for reactor in [client, server] {
                 reactor.drain(PATIENCE);

@@ -121,7 +121,9 @@ pub enum Decision {
 pub trait Handler<M = ()> {
     // Messages on connections.
 
-    /// A connection is established. Either side may have opened it. From now on the program may send.
+    /// A connection is established. Either side may have opened it. From now on the program may
+    /// send. The two sides are not called at the same time. A message that is sent here arrives
+    /// after the `on_connect` of the peer.
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
     /// A message from the peer has arrived.

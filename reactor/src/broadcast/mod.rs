@@ -208,6 +208,42 @@ impl Broadcast {
     /// # Errors
     /// [`PublishError`].
     pub fn publish(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<Published, PublishError> {
+        self.publish_to(cx, message, |_| true)
+    }
+
+    /// Sends a message to each receiver but one, as [`Broadcast::publish`] does. A chat forwards a
+    /// message of `sender` in this way to the others.
+    ///
+    /// ```
+    /// use rdma_reactor::broadcast::Broadcast;
+    /// use rdma_reactor::{ConnectionId, Context, Message};
+    ///
+    /// /// Called in `on_recv` of a chat.
+    /// fn forward(room: &mut Broadcast, cx: &mut Context<'_>, sender: ConnectionId, message: &Message<'_>) {
+    ///     if let Err(error) = room.publish_except(cx, sender, message) {
+    ///         eprintln!("{sender}: {error}");
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PublishError`]. [`PublishError::Full`] also if the queue of `sender` is the full one.
+    pub fn publish_except(
+        &mut self,
+        cx: &mut Context<'_>,
+        sender: ConnectionId,
+        message: &[u8],
+    ) -> Result<Published, PublishError> {
+        self.publish_to(cx, message, |conn| conn != sender)
+    }
+
+    /// Sends a message to the receivers for which `selects` returns true.
+    fn publish_to(
+        &mut self,
+        cx: &mut Context<'_>,
+        message: &[u8],
+        selects: impl Fn(ConnectionId) -> bool,
+    ) -> Result<Published, PublishError> {
         let (len, max) = (message.len(), self.slots.len());
         if len > max {
             return Err(PublishError::TooLong { len, max });
@@ -219,7 +255,7 @@ impl Broadcast {
         let mut published = Published::default();
         let Some(slot) = slots.take(message) else { return Ok(published) };
         let stored = StoredMessage { slot, len };
-        for (&conn, receiver) in receivers.iter_mut().filter(|(_, receiver)| receiver.open) {
+        for (&conn, receiver) in receivers.iter_mut().filter(|(conn, receiver)| receiver.open && selects(**conn)) {
             match receiver.try_send(cx, conn, stored, slots) {
                 SendAttempt::Accepted => {
                     published.accepted += 1;

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::error::ConnectionEnd;
 use super::link::{ConnectionHandle, QueuedCall, ReceivedRequest, SharedState, ThreadCommand, ThreadLink};
@@ -155,9 +154,9 @@ impl Requests {
     pub async fn next(&mut self) -> Result<ThreadedRequest, ConnectionEnd> {
         loop {
             let received = self.receiver.recv().await;
-            let (id, payload, until, cancelled) = received.ok_or_else(|| self.handle.state.ended())?;
+            let (id, payload, until, caller) = received.ok_or_else(|| self.handle.state.ended())?;
             let link = Arc::clone(&self.handle.link);
-            let request = ThreadedRequest { link, id: Some(id), payload, until, cancelled };
+            let request = ThreadedRequest { link, id: Some(id), payload, until, caller };
             if request.time_left().is_some() {
                 return Ok(request);
             }
@@ -183,8 +182,9 @@ pub struct ThreadedRequest {
     id: Option<RequestId>,
     payload: Bytes,
     until: Instant,
-    /// The reactor's thread sets this flag when the caller cancels the call.
-    cancelled: Arc<AtomicBool>,
+    /// The semaphore of the [`WaitingCaller`](super::link::WaitingCaller). Closed when the caller
+    /// does not wait any more.
+    caller: Arc<Semaphore>,
 }
 
 impl fmt::Debug for ThreadedRequest {
@@ -211,14 +211,43 @@ impl ThreadedRequest {
         }
     }
 
-    /// Returns the time that is left until the deadline of the request. Returns `None` if the deadline has passed, or if the caller has
-    /// cancelled the call.
+    /// Returns the time that is left until the deadline of the request. Returns `None` if the
+    /// deadline has passed, the caller has cancelled the call, or the connection has ended.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
-        if self.cancelled.load(Ordering::Relaxed) {
+        if self.caller.is_closed() {
             return None;
         }
         self.until.checked_duration_since(now()).filter(|left| !left.is_zero())
+    }
+
+    /// Waits until the caller has cancelled the call, or its connection has ended. A server that
+    /// selects between this future and its work stops work that nobody waits for. If the future is
+    /// dropped, nothing is lost.
+    ///
+    /// The deadline of the request does not end the future: see [`ThreadedRequest::time_left`].
+    ///
+    /// ```
+    /// use rdma_reactor::threaded::ThreadedRequest;
+    ///
+    /// async fn serve(request: ThreadedRequest) {
+    ///     let left = request.time_left().unwrap_or_default();
+    ///     let answer = tokio::select! {
+    ///         answer = tokio::time::timeout(left, compute(&request)) => answer,
+    ///         () = request.cancelled() => return,
+    ///     };
+    ///     if let Ok(answer) = answer {
+    ///         request.answer(answer);
+    ///     }
+    /// }
+    ///
+    /// async fn compute(input: &[u8]) -> Vec<u8> {
+    ///     input.to_ascii_uppercase()
+    /// }
+    /// ```
+    pub async fn cancelled(&self) {
+        // The semaphore has no permits, so this ends when it is closed.
+        let _ = self.caller.acquire().await;
     }
 }
 

@@ -4,16 +4,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::link::{
     Connect, ConnectionHandle, ConnectionParts, EstablishedPeer, ListenerHandle, NewConnection, NewListener,
     PendingHandle, PendingSender, QueuedCall, QueuedMessage, ReceivedRequest, SharedState, ThreadCommand, ThreadLink,
+    WaitingCaller,
 };
 use crate::approval::{NOT_APPROVED, TOO_MANY_PENDING};
 use crate::call::{CallError, CallEvent, Calls, RefusedCall, RequestId};
@@ -46,9 +47,9 @@ struct ConnectionEntry {
     inbox: mpsc::UnboundedSender<DetachedMessage>,
     /// The channel to the program's `Requests`; `None` if the connection is not used for calls.
     requests: Option<mpsc::UnboundedSender<ReceivedRequest>>,
-    /// The requests of the peer that the program has not answered or dropped. Each has the flag that is set when the
-    /// peer cancels the call.
-    unanswered: BTreeMap<RequestId, Arc<AtomicBool>>, // bound: requests
+    /// The callers of the requests that the program has not answered or dropped, and that the peer
+    /// has not cancelled.
+    callers: BTreeMap<RequestId, WaitingCaller>, // bound: requests
     /// The channel to the task that waits until the connection is established; `None` once the connection is
     /// established.
     opening: Option<oneshot::Sender<Result<(), ConnectError>>>,
@@ -174,7 +175,7 @@ impl ThreadHandler {
             state,
             inbox: sender,
             requests: None,
-            unanswered: BTreeMap::new(),
+            callers: BTreeMap::new(),
             opening,
             waiting,
             reports,
@@ -238,19 +239,15 @@ impl ThreadHandler {
             // receive buffer.
             Some(CallEvent::Request { id, payload }) => {
                 let until = cx.now() + self.calls.time_left(cx, id).unwrap_or_default();
-                let cancelled = Arc::<AtomicBool>::default();
-                let request = (id, Bytes::copy_from_slice(&payload), until, Arc::clone(&cancelled));
+                let caller = WaitingCaller(Arc::new(Semaphore::new(0)));
+                let request = (id, Bytes::copy_from_slice(&payload), until, Arc::clone(&caller.0));
                 if requests.send(request).is_err() {
                     self.calls.dismiss(cx, id);
                 } else if let Some(entry) = self.entry(conn) {
-                    entry.unanswered.insert(id, cancelled);
+                    entry.callers.insert(id, caller);
                 }
             }
-            Some(CallEvent::Cancelled(id)) => {
-                if let Some(cancelled) = self.entry(conn).and_then(|entry| entry.unanswered.get(&id)) {
-                    cancelled.store(true, Ordering::Relaxed);
-                }
-            }
+            Some(CallEvent::Cancelled(id)) => self.forget(id),
             // `tag` is the channel to the task that made the call. If sending on this channel fails, the task has
             // stopped waiting, and the answer is dropped.
             Some(CallEvent::Answer { tag, payload, .. }) => _ = tag.send(Ok(Bytes::copy_from_slice(&payload))),
@@ -273,7 +270,7 @@ impl ThreadHandler {
     /// Removes a request from `unanswered`, because the program ends the request.
     fn forget(&mut self, request: RequestId) {
         if let Some(entry) = self.entry(request.connection()) {
-            entry.unanswered.remove(&request);
+            entry.callers.remove(&request);
         }
     }
 

@@ -80,9 +80,20 @@ pub(super) struct QueuedCall {
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A request of a peer that no task has received yet: the id, the payload and the deadline of the request, and a flag that the reactor's
-/// thread sets when the peer cancels the call.
-pub(super) type ReceivedRequest = (RequestId, Bytes, Instant, Arc<AtomicBool>);
+/// A request of a peer that no task has received yet: the id, the payload and the deadline of the
+/// request, and the semaphore of its [`WaitingCaller`].
+pub(super) type ReceivedRequest = (RequestId, Bytes, Instant, Arc<Semaphore>);
+
+/// The caller of a request that the program has not answered. The semaphore has no permits. It is
+/// closed when the `WaitingCaller` is dropped: the caller does not wait any more.
+#[derive(Debug)]
+pub(super) struct WaitingCaller(pub(super) Arc<Semaphore>);
+
+impl Drop for WaitingCaller {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
 
 /// The parts of a new connection. The reactor's thread sends them to the task that gets the connection.
 pub(super) struct ConnectionParts {

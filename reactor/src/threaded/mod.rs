@@ -42,8 +42,9 @@
 //! |---|---|
 //! | [`Sender::send`] | the message is not sent |
 //! | [`Sender::deliver`] | the message may or may not be sent; its outcome is not reported |
-//! | [`Caller::call`] | the call is cancelled: the peer is notified, but may have served it |
+//! | [`Caller::call`] | the call is cancelled: it is not sent, or the peer is notified, but may have served it |
 //! | [`Requests::next`] | nothing is lost: the next call gets the request |
+//! | [`ThreadedRequest::cancelled`] | nothing is lost |
 //! | [`Receiver::recv`], [`ThreadedListener::accept`] | nothing is lost: the next call gets the message, or the connection |
 //! | [`ThreadedPendingPeers::next`] | nothing is lost: the next call gets the peer |
 //! | reads and writes of a [`ThreadedStream`] | nothing is lost or sent twice |
@@ -52,7 +53,9 @@
 //!
 //! # The end
 //!
-//! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped.
+//! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. One
+//! that is used for calls is closed when its [`Requests`] and all clones of its [`Caller`] are
+//! dropped, and no request is unanswered.
 //! Queued messages are sent first, unless the peer accepts none of them for
 //! [`Timeouts::close`](crate::Timeouts::close): then the connection is aborted. The reactor's
 //! thread ends when the last [`ThreadedReactor`], connection, listener and [`ThreadedRequest`] is
