@@ -134,6 +134,7 @@ impl<N: Net> Endpoints<N> {
         startup.terms.revision = 1;
         startup.connected = false;
         startup.reader = FrameReader::new(StartupKind::Reply);
+        attempt.closed = false;
         self.open(hub, key, startup);
     }
 
@@ -239,22 +240,27 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Handles the deadline of an attempt. During the setup of shared memory, the attempt fails
-    /// only if its own deadline, `until`, has passed. Otherwise reads the peer's answer to the
-    /// hello, and ends only the setup if there is none.
-    pub(super) fn expire_attempt(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    /// Handles the deadline of an attempt. Reads the peer's reply first. If there is none, the
+    /// attempt fails. During the setup of shared memory, it fails only if its own deadline, `until`,
+    /// has passed. Otherwise only the setup ends.
+    pub(super) fn expire_attempt(&mut self, rendezvous: &mut Rendezvous, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some(attempt) = self.attempt(key) else { return };
-        match &attempt.step {
-            AttemptStep::SettingUp(_, sent) if sent.until.is_some_and(|until| until <= now) => {
-                self.fail(hub, key, Some(ConnectFailure::Timeout), Some((Vec::new(), now)));
+        if matches!(attempt.step, AttemptStep::SettingUp(..)) {
+            self.continue_setup(hub, key, now);
+            match self.attempt(key).map(|attempt| &attempt.step) {
+                Some(AttemptStep::SettingUp(_, sent)) if sent.until.is_some_and(|until| until <= now) => {
+                    self.fail(hub, key, Some(ConnectFailure::Timeout), Some((Vec::new(), now)));
+                }
+                _ => self.end_setup(hub, key, "no answer in time", now),
             }
-            AttemptStep::SettingUp(..) => {
-                self.continue_setup(hub, key, now);
-                self.end_setup(hub, key, "no answer in time", now);
-            }
-            AttemptStep::Resolving | AttemptStep::Resolved | AttemptStep::Starting(..) => {
+            return;
+        }
+        self.attempt_edge(rendezvous, hub, key, false, now);
+        match self.attempt(key).map(|attempt| &attempt.step) {
+            Some(AttemptStep::Resolving | AttemptStep::Resolved | AttemptStep::Starting(..)) => {
                 self.fail(hub, key, Some(ConnectFailure::Timeout), None);
             }
+            Some(AttemptStep::SettingUp(..)) | None => {}
         }
     }
 
