@@ -521,10 +521,21 @@ fn the_last_receive_is_not_waited_for_for_ever() {
     let (id, _) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
     world.verbs.destroy_id(end.id, world.now).unwrap();
+    // Until then, the queue pair may complete sends, although a poll finds the queue empty.
+    let (id, _) = world.resolved(1);
+    let room = world.verbs.create_cq(device, &CqAttr::new(8)).unwrap();
+    let small = world.connect(id, device, Some(srq), Some(room));
+    world.verbs.destroy_id(small.id, world.now).unwrap();
+    assert!(world.poll(room).is_empty());
+    let (id, _) = world.resolved(1);
+    let attr = QpAttr { srq: Some(srq), ..QpAttr::new(room, room, 4, 4) };
+    assert!(matches!(world.verbs.create_qp(id, &attr), Err(TransportError::OutOfRange { .. })));
     let until = world.verbs.next_deadline().unwrap();
     assert!(until - world.now <= Duration::from_secs(1));
     world.later(until - world.now);
-    assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
+    assert!(world.fake.qp(&end.handle, |qp| qp.destroyed) && world.fake.qp(&small.handle, |qp| qp.destroyed));
+    assert!(world.poll(room).is_empty());
+    world.verbs.create_qp(id, &attr).unwrap();
     // If the event `IBV_EVENT_QP_LAST_WQE_REACHED` arrives before `destroy_id`, then `destroy_id` destroys the queue
     // pair immediately.
     let (id, _) = world.resolved(1);

@@ -192,6 +192,8 @@ pub(super) struct Cq {
     /// The number of entries that were reserved for queue pairs that are destroyed. The queue may still have completions of these queue
     /// pairs. So the entries become free when a poll finds the queue empty.
     released: u32,
+    /// The entries of queue pairs that the program has destroyed, and the device has not yet.
+    retiring: u32,
     /// The number of send and receive queues that use this completion queue.
     users: u32,
     pub(super) armed: bool,
@@ -212,6 +214,7 @@ impl Cq {
             entries,
             reserved: 0,
             released: 0,
+            retiring: 0,
             users: 0,
             armed: false,
             failed: false,
@@ -248,7 +251,8 @@ impl Cq {
     /// Reserves `depth` entries, so that the completions of all work requests of a send or receive queue fit in the
     /// completion queue. Fails if fewer entries are free.
     pub(super) fn reserve(&mut self, depth: u32) -> Result<()> {
-        let reserved = u64::from(self.reserved) + u64::from(self.released) + u64::from(depth);
+        let kept = u64::from(self.released) + u64::from(self.retiring);
+        let reserved = u64::from(self.reserved) + kept + u64::from(depth);
         if reserved > self.entries.into() {
             let range = "at most the entries it was created with";
             return Err(TransportError::OutOfRange {
@@ -272,6 +276,19 @@ impl Cq {
     /// completion queue empty.
     pub(super) fn release(&mut self, depth: u32) {
         self.cancel(depth);
+        self.released += depth;
+    }
+
+    /// Releases the `depth` entries of a send queue whose queue pair is destroyed later. Until then,
+    /// it may add completions. The program may destroy the completion queue already.
+    pub(super) fn retire(&mut self, depth: u32) {
+        self.cancel(depth);
+        self.retiring += depth;
+    }
+
+    /// Records that a queue pair whose entries were retired is destroyed.
+    pub(super) fn retired(&mut self, depth: u32) {
+        self.retiring -= depth;
         self.released += depth;
     }
 

@@ -267,7 +267,7 @@ impl Exchanges {
         entry.min_rnr_timer = offer.min_rnr_timer;
         entry.state = IdState::Connecting;
         let Some(stream) = entry.stream_mut() else { return Err(STALE_ID) };
-        (stream.own, stream.psn) = (Some(own), own.psn);
+        stream.own = Some(own);
         stream.conversation.request(own, &offer.private_data);
         if let Err(error) = stream.open(registry, id.0) {
             self.fail_attempt(hub, id.0, connect_failure(&error));

@@ -53,8 +53,6 @@ pub(super) struct ExchangeStream {
     /// The attributes of the local queue pair. `None` before they are sent to the peer.
     pub(super) own: Option<Endpoint>,
     pub(super) peer: Option<Endpoint>,
-    /// The sequence number of the first packet that the local side sends.
-    pub(super) psn: u32,
     /// The deadline for the peer's next message.
     pub(super) deadline: Option<Instant>,
     /// The handle in the table of peers that have not sent a request; `None` after the request.
@@ -165,7 +163,6 @@ impl ExchangeStream {
             ack_timeout: None,
             own: None,
             peer: None,
-            psn: 0,
             deadline: None,
             ticket: None,
             listener: None,

@@ -153,6 +153,8 @@ unsafe impl Provider for Verbs {
             // Only log the error: the peer may have disconnected before the rejection.
             log::debug!("{error}");
         }
+        // Otherwise the queue pair would outlive the entries that `remove` releases.
+        drop(raw);
         if let Err(error) = self.remove(id.0) {
             local_log!(Error, "{error}");
         }

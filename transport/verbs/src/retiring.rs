@@ -45,7 +45,12 @@ impl DeviceQueues {
     /// error state. The id stays in the device's count of ids, so that the device is not closed.
     pub(super) fn retire(&mut self, key: Key, id: IdEntry, now: Instant) {
         let IdEntry { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
-        self.release_entries(&qp);
+        if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
+            cq.retire(qp.attr.max_send_wr);
+        }
+        if let Some(srq) = qp.srq.and_then(|srq| self.srqs.get_mut(srq.0)) {
+            srq.detach(qp.attr.recv_cq);
+        }
         self.retiring.push_back(RetiringQp { key, qp, raw, device, state, until: now + LIMIT });
     }
 
@@ -86,12 +91,18 @@ impl DeviceQueues {
         // queue pair that they destroy. Poll again afterwards, because destroying the queue pair may add completions.
         self.stash_completions(hub, key, &qp);
         raw.abandon();
-        if let Err(error) = hub.devices[device.0 as usize].destroy_raw(state, raw, Ok(())) {
-            // Only log the error: the queue pair is in the error state, in which the device accesses no memory for
-            // the queue pair.
-            local_log!(Error, "{error}: the queue pair is left in the error state");
-        }
+        let destroyed = hub.devices[device.0 as usize].destroy_raw(state, raw, Ok(()));
         self.stash_completions(hub, key, &qp);
+        match destroyed {
+            Ok(()) => {
+                if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
+                    cq.retired(qp.attr.max_send_wr);
+                }
+            }
+            // Only log the error: the queue pair is in the error state, in which the device accesses no memory for
+            // the queue pair. It may still add completions, so its entries stay reserved.
+            Err(error) => local_log!(Error, "{error}: the queue pair is left in the error state"),
+        }
         hub.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
         hub.leave_device(Some(device));
     }
