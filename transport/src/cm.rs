@@ -45,8 +45,9 @@ impl ConnectParam<'_> {
 pub struct Retries {
     /// The number of times that either side retransmits an unanswered request, 0 to 7. The default is 7. The connecting
     /// side sets this number for both sides; `accept` ignores it. The pause before a retransmission is the ack timeout
-    /// ([`PathOptions::ack_timeout`]). rxe takes 7 as no limit, so a connection from an rxe device has 6 instead of 7. If an rxe device
-    /// accepts a connection through rdma_cm, and the peer has set 7, the device retransmits without limit.
+    /// ([`PathOptions::ack_timeout`]). rxe interprets 7 as "no limit", so a connection from an rxe
+    /// device has 6 instead of 7. If an rxe device accepts a connection through rdma_cm, and the
+    /// peer has set 7, the device retransmits without limit.
     pub path: u8,
     /// The number of times that the **peer** retransmits a message that arrives when the local side has no receive
     /// posted, 0 to 6. 7, the default, means no limit. So each side sets the number that the other side uses

@@ -47,7 +47,7 @@ pub struct Route {
     pub path_bits: u8,
     /// The rate limit, as the device encodes it; 0 for no limit.
     pub static_rate: u8,
-    /// The number of the local port, from 1.
+    /// The number of the local port of the device, from 1.
     pub port: u8,
 }
 

@@ -92,7 +92,7 @@ pub fn planted(name: &str) -> bool {
     // local: a variable of the environment
     static CHOSEN: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         let chosen = std::env::var("PLANTED").unwrap_or_default();
-        // Read at run time, so that a change of the page does not rebuild all programs.
+        // Read `docs/testing.md` at run time, so that a change of it does not rebuild all programs.
         let table = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/testing.md");
         let known = |name: &str| std::fs::read_to_string(table).is_ok_and(|page| page.contains(name));
         assert!(chosen.is_empty() || known(&format!("\n| `{chosen}` |")), "PLANTED={chosen}: no such row in {table}");

@@ -68,6 +68,6 @@ pub struct MemoryRegion {
     pub id: MrId,
     /// The key for scatter/gather entries.
     pub local_key: LocalKey,
-    /// The key for peers. Without remote access rights, a peer cannot use it.
+    /// The key for peers. A peer cannot use it if the region has no remote access rights.
     pub remote_key: RemoteKey,
 }

@@ -154,7 +154,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// matches no device, except with providers that have only one device.
     ///
     /// # Errors
-    /// The error names the reason: no device of this provider has the address, or the port with the address is down.
+    /// The error names the reason: no device of this provider has the address, or the device port
+    /// with the address is down.
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId>;
 
     // Methods for channels and time.
@@ -179,12 +180,12 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// logs their names in one line.
     ///
     /// # Errors
-    /// [`TransportError::Listen`](crate::TransportError::Listen) if the address is in use or is not of this host. An
-    /// error also if an option is outside its range.
+    /// [`TransportError::Listen`](crate::TransportError::Listen) if the address is in use or is not
+    /// of this host. The call also fails if an option is outside its range.
     fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId>;
 
-    /// Returns the local address of an id. For a listener, the address includes its port. Returns `None` if the id does
-    /// not exist or its address is unknown.
+    /// Returns the local address of an id. For a listener, the address includes the port number on
+    /// which it listens. Returns `None` if the id does not exist or its address is unknown.
     fn local_address(&self, id: CmId) -> Option<SocketAddr>;
 
     /// Starts to resolve a peer's address. The result is the event `Resolved` or `ConnectFailed`. The attempt fails if

@@ -299,6 +299,7 @@ pub trait DeviceEvents {
     /// make the connection-manager channel readable, so call this function when
     /// [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The
     /// provider keeps at most 1000 unread events. At this limit, each new event replaces the oldest
-    /// [`LastReceive`](crate::DeviceEventKind::LastReceive), or the oldest event if there is none.
+    /// [`LastReceive`](crate::DeviceEventKind::LastReceive), or the oldest event if no
+    /// `LastReceive` is unread.
     fn next_device_event(&mut self) -> Option<AsyncEvent>;
 }

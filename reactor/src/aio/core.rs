@@ -74,8 +74,8 @@ impl Drop for Notified<'_> {
     fn drop(&mut self) {
         self.ready.reverse();
         let left = !self.ready.is_empty();
-        // A called waker may have dropped a notified task. In that case, the next waiting task was
-        // notified instead, and its waker is in a new vector of the handler.
+        // The call of a waker may have dropped a notified task. In that case, the next waiting task
+        // was notified instead, and its waker is in a new vector of the handler.
         let Ok(mut inner) = self.core.inner.try_borrow_mut() else { return };
         self.ready.append(&mut inner.handler.ready);
         inner.handler.ready = std::mem::take(&mut self.ready);
@@ -164,8 +164,8 @@ impl OneThreadOnly_UseSpawnLocal {
     }
 
     /// Makes the descriptor readable if the program takes the turns ([`Turns::Program`]), because
-    /// it may wait for nothing but the descriptor. A driver of the other kinds takes its next turn
-    /// without a readable descriptor.
+    /// the program may wait only for the descriptor. Drivers of the other kinds take their next
+    /// turn even if the descriptor is not readable.
     #[cold]
     fn ring(&self) {
         if matches!(self.turns.get(), Turns::Program { .. }) {

@@ -86,7 +86,8 @@ impl TaskNeed {
 pub(super) struct FreeRoom {
     /// Free slots in the send queue.
     slots: usize,
-    /// The number of messages of one buffer that the reactor would accept. Each needs a slot and a credit.
+    /// The number of messages that the reactor would accept now, if each of them fits into one
+    /// buffer. Each needs a slot and a credit.
     messages: usize,
 }
 
@@ -227,8 +228,8 @@ impl RoomWaiters {
         self.queue(need.kind).waiters.is_empty() && self.has_spare_room(need, room)
     }
 
-    /// Checks if a message that cannot wait for room may be attempted now. Returns `None` if the message may be attempted. Returns the
-    /// reason for the refusal if the tasks in the queues need the room.
+    /// Returns `None` if a message that cannot wait for room may be attempted now. If the tasks in
+    /// the queues need the room, returns the reason why the reactor last refused an attempt.
     pub(super) fn refusal(&self, need: TaskNeed, room: FreeRoom) -> Option<Blocked> {
         let free = self.queue(need.kind).waiters.oldest().is_none() && self.has_spare_room(need, room);
         if free || room.messages == 0 { None } else { self.last_refusal }
@@ -271,9 +272,11 @@ impl RoomWaiters {
     ) -> Ticket {
         self.last_refusal = Some(why);
         let need = ticket.as_ref().map_or_else(|need| *need, |ticket| ticket.need).after(why);
-        // A blocked queue waits until the reactor calls `on_writable`, that is, until there is room for the refused operation. A refused
-        // message may need more room than the next message in the queue `Credit`. So while no message can be sent, this queue is not marked
-        // as blocked, and `notify` requests `on_writable` for the next message.
+        // The tasks of a blocked queue wait until the reactor calls `on_writable`, that is, until
+        // the connection has room for the refused operation. A refused message may need more room
+        // than the next message in the queue `Credit`. So if the connection has no room for any
+        // message now, the queue `Credit` is not blocked. Instead, `notify` requests an
+        // `on_writable` for the time at which one message can be sent.
         self.queue_mut(need.kind).blocked = need.kind != NeedKind::Credit || room.messages > 0;
         match ticket {
             Ok(ticket) if ticket.need.kind == need.kind => {

@@ -21,8 +21,9 @@ pub(super) enum Turns {
     Program { requested: bool },
     /// A task is the driver: it waits for [`TurnRequested`](super::TurnRequested) and for the descriptor.
     Task(PendingTurn),
-    /// [`AsyncReactor::run`](super::AsyncReactor::run) is the driver: it leaves every turn open. `requested` is true if a task has used the
-    /// reactor since the last turn.
+    /// [`AsyncReactor::run`](super::AsyncReactor::run) is the driver: it waits for events within
+    /// its turns, and not for the descriptor, so it leaves every turn open. `requested` is true if
+    /// a task has used the reactor since the last turn.
     Run { requested: bool },
 }
 
@@ -33,7 +34,8 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Requests a turn, because a task uses the reactor. Returns true if `run` is the driver: the caller then need not wake `run`.
+    /// Requests a turn, because a task uses the reactor. Returns true if `run` is the driver: the
+    /// caller then need not wake the driver, because `run` is about to take its next turn.
     #[inline]
     pub(super) const fn request(&mut self) -> bool {
         match self {

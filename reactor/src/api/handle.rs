@@ -1,4 +1,5 @@
-//! The handle through which other threads send messages and requests to a reactor.
+//! The handle with which other threads post messages to a reactor, send messages on its
+//! connections, and wake, stop or drain it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -104,9 +105,10 @@ impl<M> ReactorHandle<M> {
         _ = self.command(HandleCommand::Message(message), usize::MAX);
     }
 
-    /// Queues a message to send on a connection. The reactor sends the messages of one thread in the order in which the
-    /// thread has queued them. A message waits until the connection is established, and until the peer's window and
-    /// the send queue have room for it. After the reactor has sent it, `on_send_complete` follows as for any send.
+    /// Queues a message to send on a connection. The reactor sends the messages from one thread in
+    /// the order in which the thread has queued them. A message waits until the connection is
+    /// established, and until the peer's window and the send queue have room for it. After the
+    /// reactor has sent it, `on_send_complete` follows as for any send.
     ///
     /// The reactor drops the message if the connection is closed, if the message is longer than the peer accepts, or if
     /// there is no memory for a large message. In these cases it increments

@@ -129,20 +129,21 @@ pub trait Handler<M = ()> {
     /// A message from the peer has arrived.
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {}
 
-    /// The send of a message, or a one-sided operation, has ended with `outcome`. The calls are in
-    /// the order of sending, with one exception: the send of a message that the peer fetches ends
-    /// when the peer has fetched or refused the message. Later sends may end earlier. When the
-    /// connection ends, messages that the peer has not fetched are reported last: after all other
-    /// sends, even later ones that were not sent.
+    /// The send of a message, or a one-sided operation, has ended with `outcome`. These callbacks
+    /// have the order of the sends, with one exception: if the peer fetches a message, its send
+    /// ends when the peer has fetched or refused the message, and later sends may end earlier. When
+    /// the connection ends, messages that the peer has not fetched are reported last: after all
+    /// other sends, even later sends that were accepted but not sent.
     ///
     /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that are not sent from regions do not cause
     /// this call, except for a message that the peer refuses.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
-    /// The connection is writable again: it has refused one or more sends with `WouldBlock`, and would now accept at
-    /// least one of these sends. The reactor calls this once, and again only after another refusal. If a send of
-    /// another thread ([`crate::ReactorHandle::send`]) waits for a credit or a slot, that counts as a refused send. So
-    /// this may also be called when the handler itself has nothing to send.
+    /// The connection is writable again: it has refused one or more sends with `WouldBlock`, and
+    /// would now accept at least one of these sends. The reactor calls this once, and again only
+    /// after another refusal. If a send from another thread ([`crate::ReactorHandle::send`]) waits
+    /// for a credit or a slot, that counts as a refused send. So this may also be called when the
+    /// handler itself has nothing to send.
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
     /// A connection has ended. Its id is stale when this callback returns. Until then, the methods
@@ -209,15 +210,15 @@ pub trait Handler<M = ()> {
     /// program may use the regions again. `end` contains the list and the state of its pieces.
     fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId, end: TransferEnd) {}
 
-    // File descriptors, and messages of other threads.
+    // File descriptors, and messages from other threads.
 
     /// A file descriptor that [`crate::IoContext::register`] watches has become ready. Readiness is
     /// edge-triggered: read, write or accept until `WouldBlock`. If the program stops earlier, the
     /// reactor does not call this again for the remaining data.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
-    /// Another thread has sent a message with [`crate::ReactorHandle::post`]. The messages of one thread arrive in the
-    /// order in which the thread has sent them.
+    /// Another thread has sent a message with [`crate::ReactorHandle::post`]. The messages from one
+    /// thread arrive in the order in which the thread has sent them.
     fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {}
 
     // Events of the reactor itself.

@@ -64,10 +64,10 @@ impl Slots {
         self.depth.saturating_mul(3)
     }
 
-    /// Returns true if a receiver may send a message from its slot. Otherwise the receiver must
-    /// send a copy. `held` is the number of slots that the sends in flight of this receiver hold.
-    /// It may hold half of the slots for sends, so a single stuck receiver does not force the
-    /// others to send copies.
+    /// Returns true if a receiver may send a message from the slot `at`. Otherwise the receiver
+    /// must send a copy. `held` is the number of slots from which sends to this receiver are in
+    /// flight. One receiver may occupy about half of the slots for sends in flight. So a single
+    /// stuck receiver does not force the others to send copies.
     fn may_send_from(&self, at: usize, held: usize) -> bool {
         held < self.depth && (self.slots[at].sends > 0 || self.sending < self.depth.saturating_mul(2) - 1)
     }
@@ -122,7 +122,8 @@ impl Slots {
         }
     }
 
-    /// Holds the slot for a send in flight.
+    /// Records that a send from the slot is in flight. The slot is not reused before that send has
+    /// completed.
     pub(super) fn hold_for_send(&mut self, at: usize) {
         self.hold(at);
         self.slots[at].sends += 1;

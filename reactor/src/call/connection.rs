@@ -80,8 +80,8 @@ struct QueuedFrame {
 #[derive(Clone, Copy, Debug)]
 enum Frame {
     Request(Key, Instant),
-    /// An answer: the id of its request, and the deadline of the call. While the answer is queued, `held` counts it as an unanswered
-    /// request with the length of the answer.
+    /// An answer: the id of its request, and the deadline of the call. [`ConnectionCalls::held`]
+    /// includes each queued answer, with the length of the answer's payload.
     Answer(u64, Instant),
     Refusal(u64, Status),
     Cancel(u64),
@@ -113,8 +113,8 @@ pub(super) struct ConnectionCalls<T> {
     held: Load,
     /// The frames that wait for room on the connection, in the order in which they are sent.
     queue: VecDeque<QueuedFrame>, // bound: requests, refusals, calls
-    /// A lower bound of the deadlines of the answers in `queue`. `None` if there is no answer in
-    /// `queue`.
+    /// A lower bound of the deadlines of the answers in `queue`. `None` means that `queue` contains
+    /// no answer.
     first_deadline: Option<Instant>,
     /// The number of requests of the local side in `queue`, and the sum of the bytes of their payloads.
     queued: Load,
@@ -127,7 +127,7 @@ pub(super) struct ConnectionCalls<T> {
     pub(super) violation: Option<Violation>,
 }
 
-/// Returns the id of a call in the headers of its frames.
+/// Returns the id that the headers of a call's frames contain.
 const fn wire_id(key: Key) -> u64 {
     (key.generation() as u64) << 32 | key.slot() as u64
 }

@@ -10,8 +10,8 @@ use crate::{ConnectionId, Context, TimerId};
 /// The deadline of a call: the time, and the connection and key of the call.
 pub(super) type CallDeadline = (Instant, ConnectionId, Key);
 
-/// The number of entries of ended calls that the heap may contain in excess of the number of calls
-/// in flight. [`Deadlines::prune`] keeps this limit after each new call.
+/// The heap may contain this many entries of ended calls, plus one for each call in flight.
+/// [`Deadlines::prune`] enforces this limit after each new call.
 const MAX_STALE: usize = 64;
 
 /// The deadlines of a reactor's calls. When a call ends, its entry stays in the heap. The entry is removed when it becomes the first entry

@@ -11,8 +11,9 @@ pub enum Refusal {
     /// of queued requests.
     #[error("the connection has reached its limit of calls in flight or of queued bytes: wait for an answer")]
     Full,
-    /// The connection does not accept the request: the connection is not open, [`super::Calls::finish`] was called, or the request is too
-    /// long. The payload and the header of 16 bytes together must not exceed the longest message that the peer accepts.
+    /// The connection does not accept the request: the connection is not open,
+    /// [`super::Calls::finish`] was called, or the request is too long. The payload and the header
+    /// of 16 bytes together must not exceed [`crate::ConnectionContext::max_copied`].
     #[error(transparent)]
     Send(SendErrorKind),
 }

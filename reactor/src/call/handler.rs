@@ -249,7 +249,8 @@ pub struct WithCalls<H: CallHandler<M>, M = ()> {
     /// The handler of the program.
     pub handler: H,
     calls: Calls<H::Tag>,
-    /// Connections that have ended, whose `on_disconnect` follows the ends of their calls.
+    /// The connections that have ended, and whose `on_disconnect` was not called yet. The program
+    /// first receives the `on_end` of each of their calls.
     ended: VecDeque<(ConnectionId, DisconnectReason)>, // local: empty unless a callback panics
 }
 

@@ -14,9 +14,9 @@ use crate::transport::slab::Key;
 /// The limits `requests` and `bytes` apply to a sum: the load of a connection, plus the load of its
 /// host, plus the load of all connections. The load is the number of unanswered requests, or of
 /// their bytes. So one connection alone gets a third of a limit, and one host gets less than half.
-/// If connections use as much as they can, a new connection still gets at least about a third of
-/// the load of each of them. A host is an IPv4 address, or the IPv6 addresses with the same first
-/// 64 bits.
+/// Even if other connections use as much as they can, a new connection can still hold at least
+/// about a third of the load that each of them holds. A host is an IPv4 address, or the IPv6
+/// addresses with the same first 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallLimits {
@@ -143,8 +143,8 @@ impl HeldRequests {
             && (own.bytes + host.bytes + self.all.bytes).saturating_add(bytes) <= limits.bytes
     }
 
-    /// Returns true if a connection of the host `key` may hold `bytes` more, without one more
-    /// request. `own` is the load of the connection.
+    /// Returns true if a connection of the host `key` may hold `bytes` more bytes, with an
+    /// unchanged number of requests. `own` is the load of the connection.
     #[inline]
     pub(super) fn has_room_for_bytes(&self, key: Key, own: &Load, bytes: usize, limits: &CallLimits) -> bool {
         own.bytes.saturating_add(bytes) <= limits.bytes_per_connection

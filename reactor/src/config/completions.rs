@@ -26,8 +26,8 @@ pub struct CompletionSettings {
     /// Default: `None`, no moderation: while the reactor sleeps, the next completion raises an event immediately.
     pub moderation: Option<Moderation>,
     /// Largest number of completions that the reactor handles in one turn. After that many
-    /// completions, it handles timers, descriptors and messages of other threads. The callbacks of
-    /// the completions delay these other events, so a loop that also serves other event sources
+    /// completions, it handles timers, descriptors and messages from other threads. The callbacks
+    /// of the completions delay these other events, so a loop that also serves other event sources
     /// needs a lower number, such as 64. Default: 1,024.
     pub per_turn: u32,
 }

@@ -10,11 +10,13 @@ pub struct LargeMessageSettings {
     /// is always accepted. A longer message arrives in several buffers (see `eager_limit`), or the reactor fetches it
     /// from the sender's memory by RDMA Read. The program receives one message in both cases. Default: 64 MiB.
     pub max_message: u64,
-    /// Length of the largest message that this reactor sends in several buffers of the peer, in bytes. The reactor does
-    /// so only if it has enough credits of the peer, and enough free slots in the send queue, for all parts. The peer's
-    /// reactor copies the parts into one message. Every other message that is longer than the peer's
-    /// [`Config::buffer_size`](crate::Config::buffer_size) is fetched by the peer. A fetch costs two more messages and
-    /// an RDMA Read. With 0, the peer fetches every message that is longer than its `buffer_size`. Default: 256 KiB.
+    /// Length of the largest message that this reactor sends in several buffers of the peer, in
+    /// bytes. The reactor does so only if it has enough credits from the peer, and enough free
+    /// slots in the send queue, for all parts. The peer's reactor copies the parts into one
+    /// message. Every other message that is longer than the peer's
+    /// [`Config::buffer_size`](crate::Config::buffer_size) is fetched by the peer. A fetch costs
+    /// two more messages and an RDMA Read. With 0, the peer fetches every message that is longer
+    /// than its `buffer_size`. Default: 256 KiB.
     pub eager_limit: usize,
     /// Memory for messages that are longer than
     /// [`Config::buffer_size`](crate::Config::buffer_size), in bytes. The reactor uses up to this

@@ -40,7 +40,7 @@ pub enum ProviderChoice {
     /// Only the embedded provider with iWARP over TCP in user space, even for peers on the same host.
     Iwarp,
     /// Only the embedded provider with memory that both processes map, for peers on the same host that run as the same
-    /// user. Connections to other peers fail, and connections of other peers are rejected
+    /// user. Connections to other peers fail, and connections from other peers are rejected
     /// ([`crate::RejectReason::SharedMemoryOnly`]).
     Shm,
 }
@@ -371,9 +371,9 @@ impl Config {
         self
     }
 
-    /// Sets the largest number of messages and sends of other threads that may be queued ([`crate::ReactorHandle`]).
-    /// When that many are queued, the reactor refuses further ones with `HandleError::Full`. Range: 1 to 16,777,216.
-    /// Default: 65,536.
+    /// Sets the largest number of messages and sends from other threads that may be queued
+    /// ([`crate::ReactorHandle`]). While that many are queued, further messages and sends are
+    /// refused with `HandleError::Full`. Range: 1 to 16,777,216. Default: 65,536.
     #[must_use]
     pub const fn handle_queue(mut self, commands: u32) -> Self {
         self.handle_queue = commands;
@@ -517,9 +517,9 @@ impl Config {
     /// operations. An attacker on the path can read and change the data, and can use the remote
     /// keys that are sent with it. Default: false. With false, such operations fail with
     /// [`crate::SendErrorKind::PlainRemoteMemory`], and the registration of such a region fails
-    /// with [`Error::Security`]. A region that is registered for no connection
-    /// ([`crate::RegionContext::register_at`]) fails if [`Config::security`] is set, whatever the
-    /// options of listeners and connections say.
+    /// with [`Error::Security`]. The registration of such a region without a connection
+    /// ([`crate::RegionContext::register_at`]) fails if [`Config::security`] is set, regardless of
+    /// the options of listeners and connections.
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;

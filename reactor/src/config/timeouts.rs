@@ -8,20 +8,22 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// Longest time to establish an outgoing connection at its last or only address, up to
-    /// `on_connect`. Before that, the lookup of a name may take as long, and each earlier address
-    /// [`Timeouts::attempt`]. At an earlier address, a security handshake may take this time from
-    /// the peer's acceptance on. Default: 10 s.
+    /// Longest time to establish an outgoing connection at the last or only address of the peer, up
+    /// to `on_connect`. Before this attempt, the lookup of the peer's name may take the same time,
+    /// and each attempt at an earlier address may take [`Timeouts::attempt`]. If the peer accepts
+    /// the connection at an earlier address, the security handshake there may again take this time.
+    /// Default: 10 s.
     pub connect: Duration,
     /// Longest time for an RDMA device to resolve the address of a peer. After that time,
     /// [`ProviderChoice::Auto`](super::ProviderChoice::Auto) uses the embedded provider for the connection, and the
     /// reactor logs that at `info`. An InfiniBand path that was not used for a while may need more than the default.
     /// The other values of `ProviderChoice` ignore this timeout. Default: 200 ms.
     pub resolve: Duration,
-    /// Time for which the reactor waits for an answer of one address of a peer, if more addresses follow
-    /// ([`crate::Context::connect_any`], [`crate::Context::connect_host`]). After this time, the reactor tries the next
-    /// address. For the last address, `Timeouts::connect` applies instead. A longer `attempt` than `Timeouts::connect`
-    /// has no effect. Default: 2 s, in which TCP sends two SYNs.
+    /// Time for which the reactor waits for an answer from one address of a peer, if more addresses
+    /// follow ([`crate::Context::connect_any`], [`crate::Context::connect_host`]). After this time,
+    /// the reactor tries the next address. For the last address, [`Timeouts::connect`] applies
+    /// instead. If `attempt` is longer than `connect`, `connect` applies to every address. Default:
+    /// 2 s, in which TCP sends two SYNs.
     pub attempt: Duration,
     /// Longest time for each step of an incoming connection in which the local side waits for the
     /// peer, from the acceptance of the connection to `on_connect`. A plain connection has one
@@ -39,11 +41,12 @@ pub struct Timeouts {
     /// acknowledgement counts as a sign of life if it frees space in TCP's send buffer for waiting
     /// data. So there the time must be longer than the transmission of one full send buffer takes.
     /// On Linux, the buffer has up to 4 MiB by default, see
-    /// [`TcpConfig::send_buffer`](crate::transport::iwarp::TcpConfig::send_buffer). If a path fails
-    /// for a while, TCP notices its return with the next retransmission. On Linux 6.15 and later,
-    /// retransmissions are at most an eighth of this time apart, at least 1 s and at most 2
-    /// minutes. Earlier kernels double the time after each retransmission, so an outage of more
-    /// than half of `keepalive` may end the connection. Default: 15 s.
+    /// [`TcpConfig::send_buffer`](crate::transport::iwarp::TcpConfig::send_buffer). After an outage
+    /// of the path, TCP notices only with its next retransmission that the path works again. On
+    /// Linux 6.15 and later, two retransmissions are at most an eighth of `keepalive` apart, but
+    /// this interval is at least 1 s and at most 2 minutes. Earlier kernels double the interval
+    /// after each retransmission, so an outage of more than half of `keepalive` may end the
+    /// connection. Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
     /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a

@@ -152,7 +152,8 @@ impl Stage {
             State::Securing(securing) if seal == Seal::On && !active && !securing.greeted => Self::PeerDone,
             State::Securing(_) => Self::Proving,
             State::Refusing(_) => Self::Refusing,
-            // In `Probing`, a message of the peer shows that the hello has arrived, so the connection opens before the message is judged.
+            // In `Probing`, a message from the peer shows that the hello has arrived, so the
+            // connection opens before the message is judged.
             State::Probing(_) | State::Open if joining => Self::Joining,
             State::Probing(_) | State::Open => Self::Up,
             State::Draining | State::Leaving if joining => Self::EndingJoining,

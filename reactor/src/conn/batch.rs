@@ -34,8 +34,8 @@ impl Connection {
         self.sends.lists.is_active()
     }
 
-    /// Returns true if a large message of the peer or a list is in progress: both add work requests to the send queue without a call of the
-    /// program.
+    /// Returns true if a large message from the peer or a list is in progress: both add work
+    /// requests to the send queue without a call of the program.
     #[inline]
     pub(super) fn feeds_itself(&self) -> bool {
         self.transfers.is_active() || self.has_lists()
@@ -113,8 +113,9 @@ impl Connection {
         }
     }
 
-    /// Adds pieces to the send queue while slots are free, the oldest list first. After the last piece of a list, adds the Read that
-    /// confirms the list and the message that notifies the peer, if the program requested them.
+    /// Adds pieces to the send queue while it has free slots, the oldest list first. After the last
+    /// piece of a list, adds the Read that confirms the list and the message that notifies the
+    /// peer, if the program requested them.
     #[inline(never)]
     pub(crate) fn pump_lists(&mut self, env: &mut Env<'_>) {
         if !matches!(self.state, State::Open | State::Draining) {
@@ -193,7 +194,8 @@ impl Connection {
         PartState::Posted
     }
 
-    /// Queues the message that notifies the peer at the end of a list. The caller has checked that a credit and a slot are available.
+    /// Queues the message that notifies the peer at the end of a list. The caller has checked that
+    /// a credit and a send queue slot are available.
     fn push_notification(&mut self, list: &List, env: &mut Env<'_>) {
         let (order, part) = (&list.order, ListPart::Notification { list: list.number() });
         let immediate;
@@ -259,7 +261,8 @@ impl Connection {
         }
         let end = TransferEnd { outcome, pieces, there, unknown: posted - there };
         self.tell(env, Event::Transferred(Box::new((id, end))));
-        // The list may have ended without a completion, and may have released slots and credits that a refused send waits for.
+        // The list may have ended without a completion, and may have released send queue slots and
+        // credits that a refused send waits for.
         self.ask_writable(env);
     }
 }

@@ -1,23 +1,27 @@
-//! Credits: a side sends a message only if the peer has posted a receive for it. This file does no I/O.
+//! Credits: a side sends a message only if the peer has posted a receive for it. This file does no
+//! I/O.
 //!
-//! Both sides count messages from the start of the connection, modulo 2^32. A grant is an absolute count: the number of messages that the
-//! peer may have sent in total. So a grant may be repeated, lost or overtaken by another grant without harm.
+//! Both sides count messages from the start of the connection, modulo 2^32. A grant is an absolute
+//! count: the number of messages that the peer may have sent in total. So a grant may be repeated,
+//! lost or overtaken by another grant without harm.
 //!
-//! Control messages (grants, pings and pongs) need credits too. Three rules guarantee that both sides can always grant, ping and answer, in
-//! whatever order their messages cross:
+//! Control messages (grants, pings and pongs) need credits too. Three rules guarantee that both
+//! sides can always grant, ping and answer, in whatever order their messages cross:
 //!
-//! - Data messages leave the last [`CONTROL_CREDITS`] unused. So at least three receives of each side are never occupied by messages that
-//!   the program keeps.
-//! - The last credit is used only for a message that carries a grant ([`may_control`]). So the two sides are never out of credits at the
-//!   same time. Consider the last message of each side: either one was sent after the other had arrived, or they crossed and each carries a
-//!   grant.
-//! - A grant message is due if at least two credits can be granted, and one of two conditions holds: the peer's remaining credits are at
-//!   most as many as the grant would add, or the peer has no credit left for data ([`ReceiveWindow::update_due`]). A side with one credit
-//!   left therefore always receives a grant. Between two grant messages of a side, at least two messages of the peer arrive. So two sides
-//!   that have nothing else to send stop granting.
+//! - Data messages leave the last [`CONTROL_CREDITS`] unused. So at least three receives of each
+//!   side are never occupied by messages that the program keeps.
+//! - The last credit is used only for a message that carries a grant ([`may_control`]). So the two
+//!   sides are never out of credits at the same time. Consider the last message of each side:
+//!   either one was sent after the other had arrived, or they crossed and each carries a grant.
+//! - A grant message is due if at least two credits can be granted, and one of two conditions
+//!   holds: the peer's remaining credits are at most as many as the grant would add, or the peer
+//!   has no credit left for data ([`ReceiveWindow::update_due`]). A side with one credit left
+//!   therefore always receives a grant. Between two grant messages of a side, at least two messages
+//!   from the peer arrive. So two sides that have nothing else to send stop granting.
 //!
-//! After a message was processed, its receive is not posted again immediately. The free receives are posted together when they are a
-//! quarter of the window, or earlier if posting them makes a grant due ([`ReceiveWindow::worth_posting`]).
+//! After a message was processed, its receive is not posted again immediately. The free receives
+//! are posted together when they are a quarter of the window, or earlier if posting them makes a
+//! grant due ([`ReceiveWindow::worth_posting`]).
 
 use crate::limits::{CONTROL_CREDITS, MAX_WINDOW};
 
@@ -73,7 +77,7 @@ impl SendWindow {
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Processes a grant of the peer. An old grant has no effect.
+    /// Processes a grant from the peer. An old grant has no effect.
     ///
     /// # Errors
     /// [`InvalidGrant`] if the grant exceeds the largest window, which is a protocol violation of the peer.

@@ -33,7 +33,7 @@ pub(crate) enum Event {
     Fetched(Box<Region>),
     /// A message longer than one buffer was fetched into memory of the program, or the connection ended before the message was complete.
     Landed(Box<(Offered, Result<(), Failure>)>),
-    /// A Write with Immediate of the peer has placed its data.
+    /// A Write with Immediate from the peer has placed its data.
     Immediate(Immediate),
     /// `count` consecutive sends have ended with the same outcome; `send` is the first of them. The program receives a callback for each
     /// send.

@@ -43,9 +43,10 @@ impl Silence {
     /// check. The local side may not blame the peer in two cases:
     /// - The local side has not processed all input that had arrived when the limit expired.
     /// - The local side took no turn for at least `limit`, so the peer may wait for an answer. The
-    ///   peer gets the time of this absence in addition, at most `limit`.
+    ///   peer gets as much additional time as the local side took no turn, at most `limit`.
     ///
-    /// Twice the limit after `since`, the peer is blamed even if it sends more and more.
+    /// When twice the limit has passed after `since`, the peer is blamed even if its input keeps
+    /// the local side busy.
     fn forbearance(&self, limit: Duration, now: Instant) -> Option<Duration> {
         let is_early = !self.caught_up || self.late >= limit;
         let may_wait = self.since.is_none_or(|since| now < since + 2 * limit);
@@ -81,7 +82,8 @@ impl Connection {
         matches!(self.state, State::Resolving(_)) && self.state.connect()
     }
 
-    /// Returns the private data for the peer: a greeting, followed by the program's own data. With `Framing::Raw`, only the program's data.
+    /// Returns the private data for the peer: a greeting, followed by the program's own data. With
+    /// `Framing::Raw`, returns only the program's data.
     pub(crate) fn greeting(&self, private_data: &[u8], buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
         match self.framing {
             Framing::Raw => private_data.to_vec(),
@@ -127,7 +129,8 @@ impl Connection {
     /// extensions of the embedded provider. In this case, the caller must check if the local side supports them too.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
-            // The connection will be secured. The first handshake message of the peer changes the state.
+            // The connection will be secured. The first handshake message from the peer changes the
+            // state.
             (State::Accepting(_), Framing::Credits) if self.is_secured() => {}
             (State::Accepting(_), Framing::Credits) => {
                 self.state.greet();
@@ -180,8 +183,8 @@ impl Connection {
         self.terms.extensions = true;
     }
 
-    /// Notes that the peer has received the hello: its device has acknowledged the hello, or a message of the peer has arrived. If the
-    /// connection waits for this, it comes up.
+    /// Notes that the peer has received the hello: its device has acknowledged the hello, or a
+    /// message from the peer has arrived. If the connection waits for this, it comes up.
     pub(super) fn hello_arrived(&mut self, env: &mut Env<'_>) {
         let may_wait = match self.state {
             State::Probing(_) => true,
@@ -254,7 +257,7 @@ impl Connection {
     }
 
     /// Restarts the handshake timeout of the passive side after a step of the local side, because
-    /// the peer could not continue before that step. So an absence of the local side does not count
+    /// the peer could not continue before that step. So delays of the local side do not count
     /// against the peer. The local side takes few steps, so a slow peer gains little time.
     pub(super) fn renew_handshake(&mut self, env: &mut Env<'_>) {
         if !self.is_active() {
@@ -269,8 +272,8 @@ impl Connection {
         let wait = silence.forbearance(env.config.timeouts.handshake, env.now);
         let blames = crate::planted("an-absence-is-held-against-the-peer");
         if let Some(wait) = wait.filter(|_| self.state.is_handshake() && !blames) {
-            // The program expects the result of its attempt to connect within the timeout, so an
-            // absence of the local side extends the attempt only by a short recheck.
+            // The program expects the result of its attempt to connect within the timeout. So if
+            // the local side took no turns for a while, the attempt gets only a little more time.
             let wait = if self.is_active() { LOOK_AGAIN } else { wait };
             self.wait_until(Some(env.now + wait), env);
             return true;
@@ -282,8 +285,8 @@ impl Connection {
             State::Securing(_) if self.is_active() => {
                 self.end(Ending::ConnectError(ConnectError::Timeout), env);
             }
-            // The transport has received bytes of the peer within the timeout: the peer's setup of
-            // shared memory, which was read late. The peer could not continue without an answer.
+            // The transport has received bytes from the peer within the timeout: the peer's setup
+            // of shared memory, which was read late. The peer could not continue without an answer.
             State::Accepting(_)
                 if silence.heard.is_some_and(|heard| heard + env.config.timeouts.handshake > env.now) =>
             {
@@ -335,8 +338,8 @@ impl Connection {
             self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
             return false;
         }
-        // A late check shows an absence of the local side, so several checks are spread over the
-        // limit.
+        // Only late checks show that the local side took no turns for a while. So several checks
+        // are spread over the limit.
         let mut next = stands.map(|end| end.min(env.now + look_interval(limit)));
         if let Some(again) = self.renew_wait(env) {
             next = Some(next.map_or(again, |next| next.min(again)));
@@ -508,8 +511,9 @@ impl Connection {
         self.flush_after(false, env);
     }
 
-    /// Flushes the queues, like [`Connection::flush`]. `complete` is the value that the reason of the end reports, unless
-    /// [`Connection::cut_off`] or [`Connection::finish`] finds a send that was not delivered.
+    /// Flushes the queues, like [`Connection::flush`]. If the program has closed the connection,
+    /// `on_disconnect` reports `complete`, unless [`Connection::cut_off`] or [`Connection::finish`]
+    /// finds a send that was not delivered.
     fn flush_after(&mut self, complete: bool, env: &mut Env<'_>) {
         if let State::Refusing(ending) = &self.state {
             let ending = (**ending).clone();
@@ -535,9 +539,10 @@ impl Connection {
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let flushed = failure.status == WcStatus::Flushed;
         if flushed && self.state.is_securing() {
-            // A work request was flushed during the handshake. All messages of the peer were processed before it, because their completions
-            // precede the first flushed work request. No more messages can arrive. So the connection ends now, without waiting for the
-            // connection manager.
+            // A work request was flushed during the handshake. All messages from the peer were
+            // processed before it, because their completions precede the first flushed work
+            // request. No more messages can arrive. So the connection ends now, without waiting for
+            // the connection manager.
             return self.disconnected(DisconnectCause::Peer, env);
         }
         if !flushed && matches!(self.state, State::Probing(_)) {
@@ -565,8 +570,8 @@ impl Connection {
     /// Ends the connection because the peer has violated the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
         if matches!(self.state, State::Refusing(_)) {
-            // The local side has refused the peer's identity, and the refusal may not have reached the peer yet. All messages of the peer
-            // are ignored, including illegal ones.
+            // The local side has refused the peer's identity, and the refusal may not have reached
+            // the peer yet. All messages from the peer are ignored, including illegal ones.
             return;
         }
         let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
@@ -635,8 +640,9 @@ impl Connection {
         self.state.closing().is_some_and(|closing| !closing.is_guess()) && !self.is_outstanding()
     }
 
-    /// Returns the error of an attempt to connect, if another address of the peer may work. `None` if it cannot, for example because the
-    /// peer has refused the connection, or the program has closed it.
+    /// Returns the error of a failed attempt to connect, if another address of the peer may work.
+    /// `None` if no other address can work, for example because the peer has refused the
+    /// connection, or the program has closed it.
     pub(crate) fn failed_attempt(&self) -> Option<&ConnectError> {
         let Ending::ConnectError(error) = &self.state.closing()?.ending else { return None };
         match error {

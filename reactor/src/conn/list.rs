@@ -31,10 +31,11 @@ pub(crate) const CONFIRMATION_LEN: usize = 8;
 pub(crate) enum ListPart {
     /// A piece. `before` is the number of earlier pieces in the same batch. When this piece completes, those pieces have ended too.
     Piece { before: u16 },
-    /// The Read after the last piece of the list with the number [`List::number`]. When this Read has ended, all bytes of the list are in
-    /// the peer's memory.
+    /// The Read after the last piece of a list. When this Read has ended, all bytes of the list
+    /// are in the peer's memory. `list` is [`List::number`].
     Confirmation { list: u32 },
-    /// The message that notifies the peer after the last piece of the list with the number [`List::number`].
+    /// The message that notifies the peer after the last piece of a list. `list` is
+    /// [`List::number`].
     Notification { list: u32 },
 }
 
@@ -94,8 +95,8 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Returns the number by which the work requests of the list name it: the low bits of its id. All lists in progress have different
-    /// numbers.
+    /// Returns the number that identifies the list in its work requests: the low bits of the list's
+    /// id. All lists in progress have different numbers.
     pub(super) const fn number(&self) -> u32 {
         self.id.number() as u32
     }
@@ -131,12 +132,14 @@ impl List {
         self.order.pieces.len() - self.posted
     }
 
-    /// Returns the number of pieces in the next batch, and their total length in bytes. `most` is the number of pieces in a full batch, and
-    /// `room` is the number of free slots. `(pieces, bytes)` are the number and the total length of the posted pieces of all lists of this
-    /// connection.
+    /// Returns the number of pieces in the next batch, and their total length in bytes. `most` is
+    /// the number of pieces in a full batch, and `room` is the number of free send queue slots.
+    /// `(pieces, bytes)` are the number and the total length of the posted pieces of all lists of
+    /// this connection.
     ///
-    /// The batch is full, unless fewer pieces remain, or the limit on its bytes is reached. A batch that does not fit into the free slots
-    /// waits until posted pieces have ended. If no pieces are posted, a smaller batch is posted instead.
+    /// The batch is full, unless fewer pieces remain, or the limit on its bytes is reached. A batch
+    /// that does not fit into the free slots waits until posted pieces have ended. If no pieces are
+    /// posted, a smaller batch is posted instead.
     pub(super) fn batch(&self, most: usize, room: usize, (pieces, bytes): (usize, usize)) -> (usize, usize) {
         let wanted = most.min(self.unposted());
         let room = room.min((2 * most).saturating_sub(pieces));
@@ -196,7 +199,8 @@ impl List {
         }
     }
 
-    /// Returns the outcome of the list, and the number of pieces, from the first one on, that are certainly in the target memory.
+    /// Returns the outcome of the list, and the number of pieces at the beginning of the list that
+    /// are certainly in the target memory.
     pub(super) fn result(&self) -> (TransferOutcome, usize) {
         let outcome = match (self.stop, self.failure) {
             _ if self.is_done() => TransferOutcome::Done,
@@ -210,7 +214,8 @@ impl List {
     }
 }
 
-/// The transfers of lists of one connection, oldest first, and the slots and credits that their pieces use.
+/// The transfers of lists of one connection, oldest first, and the send queue slots and credits
+/// that they use or need.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     pub(super) waiting: VecDeque<List>, // local: lists of the program
@@ -219,9 +224,11 @@ pub(crate) struct Lists {
     /// `pieces` is the number of pieces in the send queue, of all lists. `bytes` is the total length of these pieces.
     pub(super) pieces: usize,
     pub(super) bytes: usize,
-    /// The number of slots and of credits that the next batch, or the notification, of a list waits for.
+    /// The numbers of free send queue slots and of credits that the lists need to continue, with a
+    /// batch or a notification.
     pub(super) missing: (usize, usize),
-    /// The number of slots and of credits that sends of the program must leave free for the lists.
+    /// The numbers of send queue slots and of credits that sends of the program must leave to the
+    /// lists.
     pub(super) reserved: (usize, usize),
 }
 
@@ -232,7 +239,8 @@ impl Lists {
         !self.waiting.is_empty()
     }
 
-    /// Returns the number of slots that sends of the program must leave free for the lists.
+    /// Returns the number of send queue slots that sends of the program must leave free for the
+    /// lists.
     #[inline]
     pub(super) const fn reserved_places(&self) -> usize {
         self.reserved.0
@@ -244,8 +252,9 @@ impl Lists {
         self.reserved.1
     }
 
-    /// Reserves the slots and the credits that the lists lack. Called when a send of the program was refused, because such sends would
-    /// otherwise use all slots and credits that become free.
+    /// Reserves the send queue slots and the credits that the lists lack. Called when a send of the
+    /// program was refused, because such sends would otherwise use all slots and credits that
+    /// become free.
     pub(super) const fn reserve(&mut self) {
         self.reserved = self.missing;
     }

@@ -90,7 +90,7 @@ impl Role {
 pub(crate) enum Need {
     /// A slot in the send queue.
     Slot,
-    /// A slot and a credit.
+    /// A send queue slot and a credit.
     Message,
     /// A message longer than one buffer. It can be sent in two ways. To send it as fragments, slots and credits for `parts` messages are
     /// needed. To offer it to the peer, a slot, a credit, one of the limited transfers in flight, and `copy` bytes of memory for a copy are
@@ -374,7 +374,7 @@ impl Connection {
     }
 
     /// Returns the number of credits that messages of the program may use now, without the credits
-    /// that are reserved for reports and lists. Unlimited with `Framing::Raw`, which has no window.
+    /// that are reserved for reports and lists. `Framing::Raw` has no window, so there is no limit.
     #[inline]
     fn credits(&self) -> usize {
         match self.framing {
@@ -429,8 +429,9 @@ impl Connection {
         }
     }
 
-    /// Returns the need of the refused send if enough credits, slots and transfers are available now. If the need includes memory for a
-    /// copy, the caller must check that this memory is available. `None` if no send was refused, or if the send would be refused again.
+    /// Returns the need of the refused send if enough credits, send queue slots and transfers are
+    /// available now. If the need includes memory for a copy, the caller must check that this
+    /// memory is available. `None` if no send was refused, or if the send would be refused again.
     pub(crate) fn is_unblocked(&self) -> Option<Need> {
         let need = self.refused.filter(|_| self.state.is_open())?.need;
         let met = match need {

@@ -20,7 +20,7 @@ use super::state::State;
 use super::{Connection, Env};
 use crate::config::Framing;
 
-/// The time until the first early message.
+/// The time from the first message of the active side to its first early message.
 const FIRST: Duration = Duration::from_millis(100);
 
 /// The largest number of early messages. The last one is sent after some 5 minutes.

@@ -303,7 +303,7 @@ pub(crate) struct Completed {
     pub(crate) len: u32,
     /// The immediate data, if the peer has sent a Write with Immediate.
     pub(crate) immediate: Option<u32>,
-    /// The remote key that a Send with Invalidate of the peer has invalidated.
+    /// The remote key that a Send with Invalidate from the peer has invalidated.
     pub(crate) invalidated: Option<RemoteKey>,
 }
 

@@ -72,7 +72,8 @@ impl Connection {
     /// Handles a message of the peer's handshake.
     pub(super) fn received_handshake(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if matches!(self.state, State::Accepting(_)) {
-            // The first handshake bytes of the peer may arrive before the event that the transport is up.
+            // The first handshake bytes from the peer may arrive before the event that the
+            // transport is up.
             self.begin_securing(env);
         }
         let (part, bytes) = HandshakePart::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
@@ -209,8 +210,9 @@ impl Connection {
         true
     }
 
-    /// Sends the pending handshake bytes in messages, while credits and slots are available. If the program has accepted the peer, the last
-    /// message is [`HandshakePart::Last`], and all messages after it are encrypted.
+    /// Sends the pending handshake bytes in messages, while credits and send queue slots are
+    /// available. If the program has accepted the peer, the last message is
+    /// [`HandshakePart::Last`], and all messages after it are encrypted.
     pub(super) fn pump_handshake(&mut self, env: &mut Env<'_>) {
         let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
         while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
@@ -233,7 +235,8 @@ impl Connection {
             self.push_control(MessageKind::Handshake, &bytes, None, env);
             self.renew_handshake(env);
             if let Some(sealer) = sealer {
-                // The messages that are in the chain now stay unencrypted. Later ones are encrypted.
+                // The messages that are in the chain now stay unencrypted. Messages that are added
+                // later are encrypted.
                 self.sends.seal_from_here();
                 self.sealer = Some(Box::new(sealer));
                 if self.is_active() {
@@ -246,7 +249,8 @@ impl Connection {
         }
     }
 
-    /// Queues the hello. A credit and a slot are available, because the last credits and the last slots are reserved for control messages.
+    /// Queues the hello. A credit and a send queue slot are available, because the last of both are
+    /// reserved for control messages.
     pub(super) fn push_hello(&mut self, env: &mut Env<'_>) {
         debug_assert!(self.tx.available() > 0 && self.sends.has_control_room(), "data leaves the last ones to it");
         self.push_control(MessageKind::Hello, &[], None, env);
@@ -278,7 +282,7 @@ impl Connection {
 
     /// Refuses the peer's identity. `error` is the reason for the log and, on the active side, for
     /// the program. On the passive side, the program receives no callback. `reason` is the text
-    /// that the peer receives, if a credit and a slot are available.
+    /// that the peer receives, if a credit and a send queue slot are available.
     fn refuse_peer(&mut self, error: SecurityError, reason: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;

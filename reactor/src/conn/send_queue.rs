@@ -322,8 +322,9 @@ impl SendQueue {
         self.push(entry, op, locals.sges);
     }
 
-    /// Returns the flags of the next work request. `answered` is true if the work request completes with an answer of the peer. `message`
-    /// is true if the work request is a message of the program, which uses a receive of the peer.
+    /// Returns the flags of the next work request. `answered` is true if the work request completes
+    /// with an answer from the peer. `message` is true if the work request is a message of the
+    /// program, which uses a receive of the peer.
     #[inline]
     fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
         // An unsignaled send keeps its slot until a later signaled send completes. So consecutive unsignaled sends occupy less than half of
@@ -437,7 +438,8 @@ impl SendQueue {
         self.has_carrier = false;
     }
 
-    /// Leaves the work requests unencrypted that are in the chain now. Work requests that are added later are encrypted.
+    /// Makes the work requests that are in the chain now stay unencrypted. Work requests that are
+    /// added later are encrypted.
     pub(super) fn seal_from_here(&mut self) {
         self.sealed = self.chain.len();
         self.has_carrier = false;
@@ -552,8 +554,9 @@ impl SendQueue {
         (count <= self.posted()).then_some(count)
     }
 
-    /// Returns true if entries in the queue wait for answers of the peer. In this case, a completion is only recorded in the entries. The
-    /// oldest send ends when [`SendQueue::front_ended`] returns its outcome.
+    /// Returns true if entries in the queue wait for answers from the peer. In this case, a
+    /// completion is only recorded in the entries. The oldest send ends when
+    /// [`SendQueue::front_ended`] returns its outcome.
     #[inline]
     pub(crate) fn has_answers(&self) -> bool {
         self.answers > 0 && !crate::planted("a-send-ends-the-reads-before-it")

@@ -246,8 +246,8 @@ impl Connection {
         FrameHeader { kind, grant: self.rx.last_grant() }
     }
 
-    /// Queues a message of the reactor. The caller has checked that a credit and a slot are
-    /// available.
+    /// Queues a message of the reactor. The caller has checked that a credit and a send queue slot
+    /// are available.
     pub(super) fn push_control(&mut self, kind: MessageKind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
         let Some(buffer) = env.buffers.pool.take() else {
             debug_assert!(false, "a buffer is promised for every slot of the send queue");
@@ -491,8 +491,8 @@ impl Connection {
                 self.end_oldest(outcome, env);
             }
         } else {
-            // The completion is that of the last of `count` sends. The sends before it were
-            // unsignaled, and have succeeded, even if the last one has failed.
+            // The completion belongs to the last of `count` sends. The earlier ones were
+            // unsignaled, and have succeeded, even if the last send has failed.
             let succeeded = if last.is_sent() { count } else { count - 1 };
             self.end_sends(succeeded, env);
             if succeeded < count {
@@ -506,8 +506,8 @@ impl Connection {
                 || self.owes_control()
                 || self.state.is_securing())
         {
-            // Slots are free now. A control message, or a Read of a large message or of a list, may
-            // wait for one.
+            // Slots of the send queue are free now. A control message, or a Read of a large message
+            // or of a list, may wait for one.
             self.mark(env);
         }
         if let Err(failure) = result {
@@ -521,14 +521,15 @@ impl Connection {
         self.sends.awaited() > 0
     }
 
-    /// Returns true if a control message is due. It may wait for a credit or a slot.
+    /// Returns true if a control message is due. The message may have to wait for a credit or a
+    /// slot of the send queue.
     #[inline]
     pub(super) fn owes_control(&self) -> bool {
         self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due()
     }
 
-    /// Ends the `count` oldest sends, which have succeeded. None of them waits for an answer of the
-    /// peer.
+    /// Ends the `count` oldest sends, which have succeeded. None of them waits for an answer from
+    /// the peer.
     #[inline]
     fn end_sends(&mut self, mut count: usize, env: &mut Env<'_>) {
         while count > 0 {
@@ -579,8 +580,8 @@ impl Connection {
         }
     }
 
-    /// Completes a send that is more than a message in a buffer: releases its regions, the oldest
-    /// `regions` holds, and notifies the large message or the list to which the send belongs.
+    /// Completes a send that is more than a message in a buffer: releases the `regions` oldest
+    /// holds, and notifies the large message or the list to which the send belongs.
     #[inline(never)]
     fn end_role(&mut self, role: SendRole, regions: u8, outcome: Outcome, env: &mut Env<'_>) {
         for _ in 0..regions {

@@ -1,4 +1,4 @@
-//! The data of a connection that is needed until the connection is up, or until the next attempt to connect starts.
+//! The data that a connection needs until it is up, or until the next attempt to connect starts.
 
 use std::collections::VecDeque;
 

@@ -65,9 +65,10 @@ pub(crate) struct Closing {
     setup: Option<Box<Setup>>,
 }
 
-/// The end of a connection that was up on the peer's side, but was not reported to the local program. The peer's opening message may have
-/// arrived without being processed yet. If that message is processed now, the program is still notified of the connection, and receives the
-/// messages of the peer.
+/// The end of a connection that was up on the peer's side, but was not reported to the local
+/// program. The peer's opening message may have arrived without being processed yet. If that
+/// message is processed now, the program is still notified of the connection, and receives the
+/// messages from the peer.
 #[derive(Debug)]
 pub(super) struct Late {
     /// The evidence to report if the opening message is processed.
@@ -123,8 +124,8 @@ impl Ending {
 impl Closing {
     /// Processes a further report of the end, and keeps the better evidence of the two. After a
     /// report of a protocol violation or of a panic, no more messages are delivered, also if the
-    /// transport had ended before. A connection that was not reported as up is not reported after
-    /// such a report.
+    /// transport had ended before. If the connection was not reported as up before such a report,
+    /// it is not reported as up any more.
     pub(super) fn learn(&mut self, other: Ending) {
         let Ending::Disconnect { evidence: found, delivers: still_delivers } = other else { return };
         match &mut self.ending {
@@ -238,7 +239,8 @@ impl State {
         self.advance(StateKind::Connecting, |setup| Self::Connecting(setup.unwrap_or_default()))
     }
 
-    /// Changes to `Probing`: the hello is queued, and the connection now waits for the acknowledgement of the peer's device.
+    /// Changes to `Probing`: the hello is queued, and the connection now waits for the
+    /// acknowledgement from the peer's device.
     pub(super) fn probe(&mut self) -> bool {
         self.advance(StateKind::Probing, |setup| Self::Probing(setup.unwrap_or_default()))
     }

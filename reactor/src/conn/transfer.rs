@@ -80,7 +80,8 @@ pub(super) struct OutgoingMessage {
 /// An event that has arrived, and that is delivered only after earlier events.
 #[derive(Debug)]
 enum Held {
-    /// The position of an offered message among the waiting events. The offered message itself is in `incoming`, which has the same order.
+    /// An offered message. This variant only marks the message's position among the waiting events:
+    /// the message itself is in `incoming`, in the same order.
     Transfer,
     Message {
         buffer: Buffer,
@@ -91,7 +92,8 @@ enum Held {
     Fragments(Box<Fragments>),
 }
 
-/// The absences of the local side while a transfer waited for the peer.
+/// The *absences* of the local side while a transfer waits for the peer: the times in which the
+/// local side takes no turns.
 #[derive(Clone, Copy, Debug)]
 struct Absence {
     /// The time since which the transfer has made no progress.
@@ -110,7 +112,7 @@ impl Absence {
     }
 
     /// Adds the time by which a check of the transfer timeout `limit` is late. The grace is at most
-    /// `limit`, so that there is an end even if all checks are late.
+    /// `limit`, so that the wait for the peer ends even if all checks are late.
     fn add(&mut self, late: Duration, limit: Duration) {
         let interval = look_interval(limit);
         self.late += late;
@@ -149,7 +151,7 @@ pub(super) struct Active {
     answered: Instant,
     /// The time at which the peer last reported that it waits for memory.
     peer_waited: Option<Instant>,
-    /// The absences of the local side in the wait in progress.
+    /// The absences of the local side since the transfers last made progress.
     absence: Absence,
     /// A message of which some fragments have not arrived. Until its last fragment, no other message may arrive.
     joining: Option<Box<Fragments>>,
@@ -453,8 +455,8 @@ impl Connection {
         }
     }
 
-    /// Ends all transfers at the end of the connection. Offered messages that the peer has not fetched fail. Messages of the peer that are
-    /// being fetched are dropped.
+    /// Ends all transfers at the end of the connection. Offered messages that the peer has not
+    /// fetched fail. Messages from the peer that are being fetched are dropped.
     pub(super) fn fail_transfers(&mut self, env: &mut Env<'_>) {
         self.discard_held(env);
         let Some(active) = &mut self.transfers.0 else { return };
@@ -526,7 +528,7 @@ impl Connection {
 
     // Receiving.
 
-    /// Handles an offer of the peer.
+    /// Handles an offer from the peer.
     pub(super) fn offered(&mut self, offer: Offer, env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if !self.state.delivers() {
             return Ok(());
@@ -545,10 +547,10 @@ impl Connection {
         }
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.iter().any(|&(number, _)| number == offer.number);
-        // A transfer counts as in flight until the local side has reported to the peer that the message was fetched. No other offer may use
-        // the same number before that report.
-        // The peer has numbered the segments of this message already. So they are counted here, in the order of the offers, and also if the
-        // program refuses the message.
+        // `known` is also true until the local side has reported a message with this number as
+        // fetched, because no other offer may use the number before that report. The peer has
+        // numbered the segments of this message already. So they are counted here, in the order of
+        // the offers, even if the program refuses the message.
         let segments = self.opener.as_mut().map(|opener| opener.begin(len));
         let incoming = IncomingMessage::new(offer, segments);
         let wraps = offer.region.address.checked_add(incoming.total).is_none();
@@ -626,7 +628,8 @@ impl Connection {
         self.transfers.holds() && self.state.delivers()
     }
 
-    /// Queues Reads of offered messages and reports to the peer, as far as slots and credits are available.
+    /// Queues Reads of offered messages and reports to the peer, as far as send queue slots and
+    /// credits are available.
     pub(crate) fn pump_transfers(&mut self, env: &mut Env<'_>) {
         if !self.state.is_open() {
             return;
@@ -677,8 +680,8 @@ impl Connection {
         }
     }
 
-    /// Queues the reports of fetched and refused messages, as far as slots and credits are available. The last `reserved` credits are not
-    /// used.
+    /// Queues the reports of fetched and refused messages, as far as send queue slots and credits
+    /// are available. The last `reserved` credits are not used.
     fn push_reports(&mut self, fetched: &mut VecDeque<(u32, MessageKind)>, reserved: u32, env: &mut Env<'_>) {
         while self.tx.available() > reserved && self.sends.room(0) > 0 {
             let Some((number, kind)) = fetched.pop_front() else { break };
@@ -725,7 +728,7 @@ impl Connection {
         }
     }
 
-    /// Counts a failed Read of a large message. The caller ends the connection.
+    /// Notes that a Read of a large message has failed. The caller ends the connection.
     pub(super) fn piece_failed(&mut self) {
         if let Some(active) = &mut self.transfers.0 {
             active.pieces = active.pieces.saturating_sub(1);

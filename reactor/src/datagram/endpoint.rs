@@ -83,8 +83,9 @@ pub(super) struct EndpointQueues {
 }
 
 impl EndpointQueues {
-    /// Creates queues whose receives are to be posted. `pool` has a buffer for each receive and
-    /// each send, and `slabs` is its registered memory.
+    /// Creates the queues of an endpoint. No receive is posted yet: `reposts` contains the buffers
+    /// of all receives. `pool` has a buffer for each receive and each send, and `slabs` is the
+    /// registered memory of `pool`.
     pub(super) fn new(mut pool: Pool, slabs: Vec<(LocalKey, MrId)>, depths: EndpointOptions) -> Self {
         let (receives, sends) = (depths.receive_depth as usize, depths.send_depth as usize);
         Self {

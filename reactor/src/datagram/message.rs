@@ -92,9 +92,9 @@ fn is_ipv4(header: &[u8; GRH_LEN]) -> bool {
 /// Reads the sender's address from a route header, which contains an IPv6 header, or an IPv4 header in its last 20
 /// bytes (InfiniBand annex A17). Returns `None` if the route header contains neither of the two.
 ///
-/// The 20 bytes in front of an IPv4 header are undefined, and may look like the beginning of an IPv6 header. So a route
-/// header that begins like an IPv6 header is one only if its last 20 bytes are no IPv4 header (rdma-core,
-/// `get_grh_header_version`).
+/// The 20 bytes in front of an IPv4 header are undefined, and may look like the beginning of an
+/// IPv6 header. So a route header that begins like an IPv6 header contains an IPv6 header only if
+/// its last 20 bytes are no IPv4 header (rdma-core, `get_grh_header_version`).
 fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     if header[0] >> 4 == 6 && !is_ipv4(header) {
         let source: [u8; 16] = header[8..24].try_into().ok()?;

@@ -299,9 +299,10 @@ impl Device {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
-            // `all` is the number of shared receives. In each completion queue, the first connection with shared
-            // receives claims entries for all of them (`entries + all`). Later ones in the same completion queue claim
-            // only their own `entries`. The `all` entries stay claimed as long as the completion queue exists.
+            // `all` is the number of shared receives. The first connection with shared receives on
+            // a completion queue also claims entries for all shared receives (`entries + all`).
+            // Later connections on this completion queue claim only their own `entries`. The `all`
+            // entries stay claimed as long as the completion queue exists.
             Some(all) => match self.with_room(provider, entries, true) {
                 Some(index) => self.claim_of(index, entries),
                 None => {
@@ -324,9 +325,9 @@ impl Device {
         }
     }
 
-    /// Returns true if one more connection would use the last buffers, or the last of the receives
-    /// that connections share. Each connection counts with its smallest claim, [`MIN_WINDOW`]: a
-    /// busy connection leaves a part of the other receives to new connections.
+    /// Returns true if one more connection would use the last buffers, or the last receives of the
+    /// shared receive queue. A connection counts as [`MIN_WINDOW`] receives, even if its claim is
+    /// larger: a busy connection leaves half of the unclaimed receives to new connections.
     pub(crate) fn is_crowded(&self, config: &Config) -> bool {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let pool = &self.buffers.pool;
@@ -393,8 +394,8 @@ impl Device {
         Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
     }
 
-    /// Returns true if a connection waits for receives of the shared receive queue, and
-    /// [`Device::settle_shared`] would take some back.
+    /// Returns true if a connection waits for unclaimed receives of the shared receive queue, and
+    /// [`Device::settle_shared`] would take back the claim of an ended connection.
     pub(crate) fn has_due_receives(&self) -> bool {
         let shared = self.buffers.shared.as_ref();
         shared.is_some_and(|shared| shared.has_due(|cq, mark| self.cqs[cq].has_passed(mark)))

@@ -191,7 +191,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns true if `count` more buffers would include the last ones of the pool
+    /// Returns true if `count` more buffers would include the last buffers of the pool
     /// ([`is_scarce`]). The `shared` buffers, which all connections use together, do not count.
     pub(crate) const fn is_crowded(&self, count: usize, shared: usize) -> bool {
         let taken = self.reserved + self.lent + self.mapped_buffers + count;
@@ -274,7 +274,7 @@ impl Pool {
         self.mapped_buffers > 0 && apart != Some(buffer.slab) && self.mapped_slab(buffer.slab).is_some()
     }
 
-    /// Copies all bytes of `from` to `to`, overwrites `from` with zeros, and returns it to its
+    /// Copies all bytes of `from` to `to`, overwrites `from` with zeros, and returns `from` to its
     /// slab. Returns `to`.
     pub(crate) fn relocate(&mut self, mut from: Buffer, mut to: Buffer) -> Buffer {
         let bytes = self.slabs.bytes_mut(&mut from);

@@ -157,8 +157,8 @@ impl Driver {
         }
     }
 
-    /// Executes the requested actions like [`Driver::act`], and notifies the parts of everything
-    /// that was freed.
+    /// Executes the requested actions like [`Driver::act`]. If a connection or a region was freed,
+    /// notifies the parts of the driver that count it.
     #[inline]
     pub(super) fn settle(&mut self) {
         if !self.world.effects.actions.is_empty() || !self.world.freed.is_empty() {
@@ -403,7 +403,7 @@ impl Driver {
     }
 
     /// Checks for results and requests from other threads: regions that the program has dropped,
-    /// resolved host names, and the request of a drain.
+    /// resolved host names, and a request to drain.
     pub(crate) fn check_inbox(&mut self) {
         self.world.take_dropped_regions();
         self.connector.take_lookups(&mut self.world);

@@ -20,8 +20,8 @@ pub(crate) enum CmIdOwner {
 /// The owners of all connection-manager ids of a reactor.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
-    /// The owners. The first index is that of the provider, and the second index is the slot of the id. A slot is reused for later ids, so
-    /// the whole id is stored too.
+    /// The owners. The first index is the provider, and the second index is the slot number of the
+    /// connection-manager id. A slot number is reused for later ids, so the whole id is stored too.
     all: Vec<Vec<Option<(CmId, CmIdOwner)>>>, // bound: connections
 }
 

@@ -69,7 +69,7 @@ impl PendingConnections {
         self.coming.len() + self.ending.len()
     }
 
-    /// Returns the number of slots that a host uses.
+    /// Returns the number of slots that the connections from a host use.
     pub(super) fn count_of(&self, host: Host) -> usize {
         self.coming.count_of(host) + self.ending.count_of(host)
     }
@@ -88,14 +88,15 @@ impl PendingConnections {
     /// Returns the connection that a new connection of `host` evicts. `None` if the new connection must be refused.
     pub(super) fn gives_way(&self, host: Host) -> Option<ConnectionId> {
         let coming = &self.coming;
-        // A host whose connections are ending still uses their slots.
+        // A host still uses the slots of those of its connections that are ending.
         let largest = [self.ending.largest(), coming.largest()].into_iter().flatten();
         let largest = largest.filter(|&host| coming.count_of(host) > 0 && !crate::planted("nobody-gives-way"));
         let largest = largest.max_by_key(|&host| self.count_of(host))?;
         let (own, most, all) = (self.count_of(host), self.count_of(largest), self.len());
         let (of_largest, of_all) = (coming.oldest(Some(largest))?, coming.oldest(None)?);
         let (is_majority, has_more) = (2 * most > all, own + 1 < most);
-        // A host that already uses more than half of the occupied slots takes no slot of another host.
+        // A host that already uses more than half of the occupied slots evicts no connection of
+        // another host.
         let may_take = 2 * own <= all;
         let chosen = if self.is_slow(&of_largest) && (may_take || largest == host) || is_majority && has_more {
             of_largest

@@ -5,7 +5,7 @@ bitflags::bitflags! {
     /// The stages of a turn that have work. Code that adds work for a stage sets its flag. The stage clears its flag when it begins.
     ///
     /// Three kinds of work have no flag here: completions (`Queues::has_unseen`, and the backlogs
-    /// of connections), timers, and calls of other threads.
+    /// of connections), timers, and requests from other threads.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Stages: u8 {
         /// There are channels of providers or devices that are not registered with the poller yet.
@@ -22,8 +22,8 @@ bitflags::bitflags! {
         const OTHERS = 1 << 5;
         /// Stage 10: an ending connection or endpoint may be ready to be released.
         const ENDS = 1 << 6;
-        /// Stage 9: sends of other threads wait for capacity. Any turn may free capacity and then executes these sends, so this flag
-        /// triggers no additional turn.
+        /// Stage 9: sends from other threads wait for capacity. The turn that frees capacity
+        /// also executes these sends, so this flag triggers no additional turn.
         const WAITING_SENDS = 1 << 7;
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct ConnectionLink {
     pub(super) apart: Option<Option<u16>>,
     /// The timer for the earliest deadline of the connection, and its time.
     pub(super) timer: Option<(Key, Instant)>,
-    /// The slot of a connection that a peer opened and that is not up.
+    /// The slot among the pending connections, if a peer opened the connection and it is not up.
     pub(super) waits: Option<PendingSlot>,
     /// The key, in `ConnectionTable::hosts`, of the host that opened the connection.
     host: Option<Key>,
@@ -68,8 +68,8 @@ pub(crate) struct ConnectionLink {
     pub(super) ending: bool,
     /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set while the peer is suspected to be lost, with the time of the next check. Not valid any
-    /// more if the deadline `step` of the connection has another value than this time.
+    /// Set while the peer is suspected to be lost, with the time of the next check. The suspicion
+    /// is outdated if the deadline `step` of the connection is not this time any more.
     pub(super) suspect: Option<(Instant, Suspicion)>,
     /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
@@ -115,8 +115,8 @@ pub(super) struct Suspicion {
     /// The number of checks for readiness that the reactor had made at the time of the suspicion. After one more check, the reactor knows
     /// of everything that had arrived at the time of the suspicion.
     pub(super) waits: u64,
-    /// The end of the completion queue when the provider had no unprocessed data of the peer.
-    /// `None` before that.
+    /// The position of the end of the completion queue at the time when the provider had processed
+    /// all data of the peer. `None` before that time.
     pub(super) mark: Option<CqPosition>,
 }
 
@@ -167,7 +167,7 @@ impl ConnectionTable {
     }
 
     /// Counts a connection that a peer has opened in the number of connections of the peer's host.
-    /// Assigns to the connection one of the slots for connections that are not up.
+    /// Adds the connection to the connections that are not up.
     pub(super) fn add_accepted(&mut self, id: ConnectionId, now: Instant) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         let host = Host::of(slot.conn.peer().ip());
@@ -191,8 +191,8 @@ impl ConnectionTable {
         }
     }
 
-    /// Notes that a connection begins to end. If the connection has one of the slots for connections that are not up, it keeps that slot
-    /// until it is removed from the table.
+    /// Notes that a connection begins to end. If a peer opened the connection and it is not up, it
+    /// still counts towards the limit on such connections until it is removed from the table.
     pub(super) fn will_end(&mut self, id: ConnectionId) {
         let Some(entry) = self.entries.get_mut(id.slot()).filter(|entry| entry.id == id) else { return };
         let Some(slot) = entry.slot.as_mut() else { return };
@@ -202,7 +202,7 @@ impl ConnectionTable {
         }
     }
 
-    /// Frees the slot of a connection that a peer opened, because the connection is up.
+    /// Frees the slot that a connection has used among the pending ones, because it is up.
     pub(super) fn settled(&mut self, id: ConnectionId) {
         if let Some(waits) = self.get_mut(id).and_then(|slot| slot.link.waits.take()) {
             self.pending.remove(waits);

@@ -199,9 +199,9 @@ impl World {
         Some((slot, Env { now: *now, config, device, buffers, effects, stats }))
     }
 
-    /// Passes an input to a connection. The driver executes the actions that the connection
-    /// requests after the calling part of the driver has returned. Returns `None` if the connection
-    /// does not exist.
+    /// Passes an input to a connection. When the calling part of the driver has returned, the
+    /// driver executes the actions that the connection has requested. Returns `None` if the
+    /// connection does not exist.
     pub(super) fn pass<R>(
         &mut self,
         id: ConnectionId,
@@ -276,7 +276,8 @@ impl World {
         self.devices.get(binding.device).map(|device| device.name.as_str())
     }
 
-    /// Returns the name of the provider that carries a connection, or that of shared memory.
+    /// Returns the name of the provider that carries a connection, or `shm` if the connection is in
+    /// shared memory.
     pub(crate) fn carrier(&mut self, id: ConnectionId) -> Option<&'static str> {
         let link = &self.table.get(id)?.link;
         let (provider, qp) = (link.cm.provider, link.qp?);

@@ -213,8 +213,8 @@ impl Budget {
     }
 
     /// Removes the queued request of a connection, if there is one. Returns true if this request
-    /// may have held back others. In that case, the caller must repeat the queued requests, because
-    /// they may be granted now, and no release of memory may follow.
+    /// may have held back others. In that case, the caller must repeat the other queued requests:
+    /// they may be granted now, and perhaps no release of memory will cause a repetition.
     pub(crate) fn leave(&mut self, who: ConnectionId) -> bool {
         let at = self.line.iter().position(|waiting| waiting.claimant.who == who);
         at.and_then(|at| self.line.remove(at)).is_some_and(|left| left.passed >= PATIENCE)
@@ -241,9 +241,9 @@ impl Budget {
         }
     }
 
-    /// Returns the shortages that delay the queue, in the order of the queue. One shortage is that of the first request that waits for
-    /// memory of any connection. In addition, there is one shortage for each host that has used up its share: that of the host's first
-    /// request.
+    /// Returns the shortages that delay the queue, in the order of the queue: the shortage of the
+    /// first request that exceeds no share, and, for each host that has used up its share, the
+    /// shortage of its first request.
     pub(crate) fn shortages(&self) -> Vec<MemoryShortage> {
         let mut first = Vec::<MemoryShortage>::new();
         for shortage in self.line.iter().filter_map(|waiting| self.shortage(waiting)) {

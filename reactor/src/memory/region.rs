@@ -292,8 +292,8 @@ impl Region {
         match self.memory.copy_from(offset, bytes) {
             Ok(()) => Ok(()),
             Err(CopyRefused::Lent) => Err(Lent),
-            // Not in a closure, because the panic would then report the closure as its location,
-            // and not the caller.
+            // This is no closure, because the panic would then report the closure as its
+            // location, and not the caller.
             Err(CopyRefused::Outside) => panic!("{} bytes at {offset} of a region of {}", bytes.len(), self.len()),
         }
     }

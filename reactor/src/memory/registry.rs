@@ -89,8 +89,8 @@ pub(crate) struct Removed {
 #[derive(Debug)]
 pub(crate) struct Registry {
     regions: Slab<Registration>, // bound: large-messages, copies
-    /// The regions to which a peer has rights, by device and remote key. A map, so that a lookup is
-    /// fast: a peer may send any number of Sends with Invalidate, with any key.
+    /// The regions to which a peer has rights, by device and remote key. This is a map, because a
+    /// lookup must be fast: a peer may send any number of Sends with Invalidate, with any key.
     exposed: BTreeMap<(usize, u32), Key>, // bound: large-messages, copies
     kept: BlockCache,
     drop_channel: DropChannel,
@@ -200,9 +200,10 @@ impl Registry {
             _ if open_sinks() => Access::READ_SINK,
             _ => Access::LOCAL_WRITE,
         };
-        // If the peer of the target's connection gets rights to the block, it learns the block's key and can use the
-        // key later. On a device with open sinks, it also learns the key of a block that is the target of a Read. So
-        // such a block is reused only for messages of the same peer.
+        // If the peer of the target's connection gets rights to the block, the peer learns the
+        // block's key, and can use it later. On a device with open sinks, the peer also learns the
+        // key of a block that is the target of a Read. So this block is reused only for messages to
+        // or from this peer.
         let peer = target.connection().filter(|_| access.intersects(PEERS));
         let purpose = Purpose { device: target.device, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {

@@ -17,7 +17,7 @@ use super::poller::{Interest, Poller};
 
 /// The bit that is set in the tokens of the program's descriptors. Tokens without this bit belong to channels of the reactor.
 const OF_PROGRAM: usize = 1 << (usize::BITS - 1);
-/// The number of bits in a token for the generation of its slot.
+/// The number of bits in a token for the generation of the key in `Registrations::live`.
 const GENERATION_BITS: u32 = usize::BITS - 33;
 
 /// The descriptors that the program has registered.

@@ -1,5 +1,6 @@
-//! The atomics and locks that the reactor shares with other threads. With `cfg(loom_model)` they are those of the model checker loom, which
-//! runs the tests in `api/interleavings.rs` with every possible interleaving of the threads.
+//! The atomics and locks that the reactor shares with other threads. With `cfg(loom_model)` they
+//! come from the model checker loom, which runs the tests in `api/interleavings.rs` with every
+//! possible interleaving of the threads.
 
 #[cfg(not(loom_model))]
 pub(crate) use std::sync::{

@@ -30,7 +30,7 @@ impl Wake for NoWake {
     }
 }
 
-/// The requests of other threads to a reactor that need no queue: wake up, stop, and drain.
+/// The requests from other threads to a reactor that need no queue: wake up, stop, and drain.
 #[derive(Debug)]
 pub(crate) struct WakeFlag {
     pending: AtomicBool,
@@ -60,8 +60,9 @@ impl WakeFlag {
         Self { pending: no(), stop: no(), gone: no(), drain, turning, waker }
     }
 
-    /// Makes the reactor check for requests of other threads. If a callback of the same reactor calls this function, no system call is
-    /// made, because the turn checks the flag before it sleeps.
+    /// Makes the reactor check for requests from other threads. If a callback of the same reactor
+    /// calls this function, no system call is made, because the turn checks the flag before it
+    /// sleeps.
     pub(crate) fn wake(&self) {
         let was_pending = self.pending.swap(true, Ordering::AcqRel);
         let turning = self.turning.load(Ordering::Relaxed);

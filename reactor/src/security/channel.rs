@@ -38,11 +38,12 @@ struct Sequence {
     key: Box<dyn CipherKey>,
     /// The number of the next message or segment.
     next: u64,
-    /// The amount of work since the last renewal that a reserved number requires, in the units of
+    /// The work for which numbers are reserved since `required` last changed, in the units of
     /// [`UNITS_PER_KEY`].
     spent: u64,
-    /// The number of renewals of the key before the message whose numbers were reserved last. A
-    /// receiver reserves numbers before it decrypts earlier messages, so it renews the key later.
+    /// The number of renewals after which the key encrypts or decrypts the message whose numbers
+    /// were reserved last. A receiver may reserve numbers before it decrypts earlier messages. In
+    /// this time, `required` can be greater than `renewals`.
     required: u64,
     /// The number of renewals of the key so far.
     renewals: u64,
@@ -107,7 +108,8 @@ struct Direction {
 }
 
 impl Direction {
-    /// Creates the two sequences of a direction from two consecutive keys of a chain.
+    /// Creates the two sequences of one direction from two consecutive keys of the direction's
+    /// chain: see [`Sequence::renew`].
     fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self { messages: Sequence::new(first), segments: Sequence::new(second) }
     }
@@ -116,7 +118,7 @@ impl Direction {
 /// The keys that encrypt messages to the peer.
 pub(crate) struct Sealer(Direction);
 
-/// The keys that decrypt messages of the peer.
+/// The keys that decrypt messages from the peer.
 pub(crate) struct Opener(Direction);
 
 /// The keys of both directions.
@@ -139,7 +141,8 @@ impl fmt::Debug for Opener {
 }
 
 impl Sealer {
-    /// Creates the keys of a direction from two consecutive keys of a chain.
+    /// Creates the keys of one direction from two consecutive keys of the direction's chain: see
+    /// [`Sequence::renew`].
     #[allow(dead_code, reason = "without the features nothing makes one")]
     pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
@@ -172,7 +175,8 @@ impl Sealer {
 }
 
 impl Opener {
-    /// Creates the keys of a direction from two consecutive keys of a chain.
+    /// Creates the keys of one direction from two consecutive keys of the direction's chain: see
+    /// [`Sequence::renew`].
     #[allow(dead_code, reason = "without the features nothing makes one")]
     pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
@@ -201,16 +205,18 @@ impl Opener {
         self.0.messages.key.open(number, header, body).then_some(end)
     }
 
-    /// Reserves the numbers of a large message of `len` bytes. All large messages must be begun in the order in which the peer has
-    /// encrypted them, including those that are refused and never decrypted. A message may be begun before earlier ones are decrypted.
+    /// Reserves the numbers of a large message of `len` bytes. Call `begin` for all large messages
+    /// in the order in which the peer has encrypted them, including messages that are refused and
+    /// never decrypted. The call may precede the decryption of earlier messages.
     pub(crate) fn begin(&mut self, len: u64) -> Segments {
         let first = self.0.segments.reserve(segments(len), len as usize);
         Segments { len, first, renewals: self.0.segments.required }
     }
 
-    /// Decrypts segment `index` of a large message in place. `bytes` has the segment, followed by [`TAG`] bytes that do not belong to the
-    /// segment. These are overwritten and then restored. Returns `false` if the segment is not authentic. The large messages must be
-    /// decrypted in the order in which they were begun.
+    /// Decrypts segment `index` of a large message in place. `bytes` has the segment, followed by
+    /// [`TAG`] bytes that do not belong to the segment. These bytes are overwritten and then
+    /// restored. Returns `false` if the segment is not authentic. The large messages must be
+    /// decrypted in the order of the calls of [`Opener::begin`].
     #[must_use]
     pub(crate) fn open_segment(&mut self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
         self.0.segments.renew(of.renewals);
@@ -229,9 +235,9 @@ impl Opener {
 pub(crate) struct Segments {
     /// The length of the message, in bytes.
     len: u64,
-    /// The number of the first segment in its sequence.
+    /// The sequence number of the first segment. The next segments have the next numbers.
     first: u64,
-    /// The number of renewals of the key before this message.
+    /// The number of renewals after which the key encrypts or decrypts this message.
     renewals: u64,
 }
 

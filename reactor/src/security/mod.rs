@@ -1,8 +1,10 @@
 //! The authentication of peers, and the encryption of messages.
 //!
-//! A connection first uses a [`Handshake`], which consumes bytes of the peer and produces bytes for the peer, until both sides have proven
-//! their identities. The handshake then returns a [`Channel`], which encrypts and decrypts messages in place. There are two kinds of
-//! handshakes, [`tls`] and [`psk`]. This library implements no cryptography itself: it uses rustls, snow and ring.
+//! A connection first uses a [`Handshake`], which consumes bytes from the peer and produces bytes
+//! for the peer, until both sides have proven their identities. The handshake then returns a
+//! [`Channel`], which encrypts and decrypts messages in place. There are two kinds of handshakes,
+//! [`tls`] and [`psk`]. This library implements no cryptography itself: it uses rustls, snow and
+//! ring.
 
 pub(crate) mod channel;
 #[cfg(feature = "tls")]
@@ -138,8 +140,8 @@ pub(crate) trait Handshake: fmt::Debug + Send {
     /// If the local side sends the first bytes of the handshake, appends them to `out`.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
-    /// Consumes bytes of the peer, which may be split at any position, and appends the answer to `out`. After an error, `out` may end with
-    /// bytes that report the error to the peer.
+    /// Consumes bytes from the peer, which may be split at any position, and appends the answer to
+    /// `out`. After an error, `out` may end with bytes that report the error to the peer.
     fn read(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
     /// Returns the channel and the peer's identity, once the peer has proven its identity and all bytes of the handshake are consumed.

@@ -173,7 +173,7 @@ impl Drop for Noise {
 enum PskState {
     /// The local side connects with the key of this name, and waits for the peer's answer.
     Initiating(String, Noise), // local: a setting
-    /// The local side accepts, and waits for the name of the peer's key.
+    /// The local side is the passive side, and waits for the name of the key that the peer uses.
     AwaitingKeyName {
         keys: Psk,
         context: Vec<u8>, // bound: private-data
@@ -292,7 +292,7 @@ impl Handshake for PskHandshake {
     }
 
     fn alert(&self, _: &SecurityError) -> String {
-        // The same text for an unknown name and for a wrong key, so that a peer cannot find out
+        // The text is the same for an unknown name and for a wrong key, so a peer cannot find out
         // which names exist.
         "the pre-shared keys differ, or the peer has none of that name".into()
     }

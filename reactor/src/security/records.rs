@@ -21,7 +21,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Appends bytes of the peer.
+    /// Appends bytes that the peer has sent.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;

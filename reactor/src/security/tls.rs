@@ -435,7 +435,8 @@ impl TlsHandshake {
         Ok(())
     }
 
-    /// Appends the bytes that rustls wants to send to `out`, and stores the keys that rustls provides.
+    /// Appends to `out` the bytes that rustls has to send, and stores the keys that rustls
+    /// provides.
     fn write(&mut self, out: &mut Vec<u8>) {
         loop {
             let mut bytes = Vec::new();
@@ -499,8 +500,9 @@ impl Handshake for TlsHandshake {
     }
 
     fn alert(&self, error: &SecurityError) -> String {
-        // The peer receives the alert that TLS would send (RFC 8446, section 6.2). Without an alert, it receives the text of an error that
-        // the peer has caused. The text of a local error is never sent.
+        // The peer receives the alert that TLS would send (RFC 8446, section 6.2). If rustls has no
+        // alert, the peer receives the text of an error that the peer itself has caused. The text
+        // of a local error is never sent.
         match (self.conn.alert(), error) {
             (Some(alert), _) => format!("{alert:?}"),
             (None, SecurityError::Peer(why)) => why.clone(),

@@ -98,8 +98,9 @@ impl Stream<'_> {
 }
 
 impl Read for Stream<'_> {
-    /// Copies arrived bytes to `out`, and returns the number of copied bytes. Returns `Ok(0)` if all bytes were read and the peer has
-    /// finished writing, or if `out` is empty.
+    /// Copies arrived bytes to `out`, and returns the number of copied bytes. Returns `Ok(0)` if
+    /// all bytes were read and the peer has finished writing, if the program has shut the stream
+    /// down for reading, or if `out` is empty.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.unread.is_empty())) {
@@ -117,8 +118,9 @@ impl Read for Stream<'_> {
 }
 
 impl BufRead for Stream<'_> {
-    /// Returns the next unread bytes, in the buffer in which they arrived. Returns an empty slice if all bytes were read and the peer has
-    /// finished writing.
+    /// Returns the next unread bytes, in the buffer in which they arrived. Returns an empty slice
+    /// if all bytes were read and the peer has finished writing, or if the program has shut the
+    /// stream down for reading.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
         let early_end = crate::planted("stream-ends-before-its-bytes") && record.peer_finished;

@@ -57,8 +57,9 @@ struct ConnectionEntry {
     waiting: VecDeque<QueuedMessage>, // bound: thread-sends
     /// The sends whose completions tasks wait for, in the order of the sends. Each has the channel to the waiting task.
     reports: VecDeque<(SendId, oneshot::Sender<Outcome>)>, // bound: sends
-    /// The channels to the tasks whose messages the connection has not accepted, because it is ending. They are dropped when the reason of
-    /// the end is known: that wakes the tasks, and they read the reason.
+    /// The channels to the tasks that wait for the completion of messages that the connection has
+    /// not accepted, because the connection is ending. When the reason for the end is known, these
+    /// channels are dropped. That wakes the tasks, which then read the reason.
     unsent: Vec<oneshot::Sender<Outcome>>, // local: tasks that wait
     /// True if the connection must be closed when `waiting` is empty.
     closing: bool,

@@ -68,7 +68,7 @@ type PermitWait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, Acqui
 /// ```
 pub struct ThreadedStream {
     conn: ThreadedConnection,
-    /// The wait of a write for room. `None` if no write waits.
+    /// The wait for a permit to queue the message of a write; `None` if no write waits.
     room: Option<PermitWait>,
     /// The message that the program is reading, and the number of its bytes that the program has
     /// read.

@@ -17,8 +17,8 @@ pub(super) enum CallbackSubject {
     Connection(ConnectionId),
     #[cfg(feature = "datagram")]
     Endpoint(EndpointId),
-    /// Neither a connection nor an endpoint: the callback is for a timer, a descriptor, a connect request, a device or a message of another
-    /// thread.
+    /// Neither a connection nor an endpoint: the callback is for a timer, a descriptor, a connect
+    /// request, a device, or a message from another thread.
     Other,
 }
 

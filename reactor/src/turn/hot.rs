@@ -82,9 +82,10 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.post_and_look(&mut budget) || found
     }
 
-    /// Posts the collected work requests, and handles the completions that this posting has caused. The callbacks of these completions may
-    /// queue further work requests, which are also posted. Their completions are handled later, so that the next stages are not delayed.
-    /// Returns true if this function has handled completions.
+    /// Posts the collected work requests, and handles the completions that this posting has
+    /// caused. The callbacks of these completions may queue further work requests, which are also
+    /// posted. The completions of these further work requests are handled later, so that the next
+    /// stages are not delayed. Returns true if this function has handled completions.
     #[inline]
     fn post_and_look(&mut self, budget: &mut usize) -> bool {
         self.flush();

@@ -189,11 +189,13 @@ impl<M> Reactor<M> {
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// Returns a context with the same operations as that of [`Reactor::context`], but the requested operations do not make the reactor's
-    /// descriptor readable. So the caller must run a turn before it waits for the descriptor. A loop that only calls [`Reactor::turn`] with
-    /// a timeout meets this condition, because a turn posts the requests before it waits.
+    /// Returns a context like [`Reactor::context`], but the requested operations do not make the
+    /// reactor's descriptor readable. So the caller must run a turn before it waits for the
+    /// descriptor. A loop that only calls [`Reactor::turn`] with a timeout meets this condition,
+    /// because a turn posts the requests before it waits.
     ///
-    /// While a turn is open after [`Reactor::step`], the time of the context is that of this turn, as in a callback.
+    /// While a turn is open after [`Reactor::step`], the time of the context is that of this turn,
+    /// as in a callback.
     pub fn quiet_context(&mut self) -> Context<'_> {
         match self.phase {
             TurnPhase::Open => self.driver.resume_turn(),
@@ -319,7 +321,7 @@ impl<M> Reactor<M> {
         let now = delivery.driver.now;
         if delivery.resume() {
             self.idle_wait.found(now);
-            // The completions may have freed capacity that sends of other threads wait for. Stage
+            // The completions may have freed capacity that sends from other threads wait for. Stage
             // 9, which executes these sends, does not run here, so another turn must follow.
             let waits = delivery.driver.stages.contains(Stages::WAITING_SENDS);
             if waits && !crate::planted("a-resumed-turn-forgets-waiting-sends") {

@@ -11,10 +11,10 @@ use crate::seam::poller::Edge;
 /// The largest number of connection-manager events that are handled in one turn. Device events have a separate limit of the same size.
 const EVENTS_PER_TURN: usize = 256;
 
-/// The largest number of connect requests of peers, and the largest number of connect requests from
-/// other reactors, that are handled in one turn. A request costs as much as many messages. So peers
-/// that connect all the time do not delay established connections, and handshakes that have begun,
-/// for long.
+/// The largest number of connect requests from peers that are handled in one turn. The same limit
+/// holds for connect requests from other reactors. A request costs as much time as many messages,
+/// so without a limit, peers that connect all the time would delay established connections and
+/// handshakes in progress.
 const REQUESTS_PER_TURN: usize = 8;
 
 /// The largest number of expired timers that are handled in one turn.
@@ -141,9 +141,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Runs the second part of stage 9: handles calls of other threads, which release buffers and
-    /// regions, or request a stop. Refused sends that wait for the released memory are checked in
-    /// the next turn.
+    /// Runs the second part of stage 9: handles the buffers and regions that other threads have
+    /// released, and a request to stop. Refused sends that wait for the released memory are checked
+    /// in the next turn.
     fn calls(&mut self) {
         if self.driver.os.wake.take() {
             self.progressed = true;
@@ -156,7 +156,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Runs the last part of stage 9: connect requests from other reactors, commands of other threads, and the start of a drain.
+    /// Runs the last part of stage 9: connect requests from other reactors, commands from other
+    /// threads, and the start of a drain.
     fn others(&mut self) {
         let mut left = REQUESTS_PER_TURN;
         while let Some(request) = self.driver.acceptor.next_arrival(&mut self.driver.world, &mut left) {

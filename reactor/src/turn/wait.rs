@@ -31,7 +31,7 @@ pub(super) struct IdleWait {
     program_edges: Vec<Edge>, // local: descriptors of the program
     /// The time at which the next check for edges takes place, even if the reactor has other work.
     look_at: Instant,
-    /// The time from the last check for edges to the next one, as long as the reactor has other work.
+    /// The time from the last check for edges to the next one, while the reactor has other work.
     interval: Duration,
     /// True if this turn has checked for edges.
     looked: bool,
@@ -61,7 +61,8 @@ impl IdleWait {
         if !driver.has_work() {
             self.spin(driver, timeout)?;
         }
-        // The queues are polled before they are armed, because a completion that was polled raises no event any more.
+        // The queues are polled before they are armed, because a completion that is polled now
+        // raises no event later.
         let idle = !driver.has_work() && !driver.poll_if_changed() && !driver.arm() && !driver.has_due_receives();
         if idle && !driver.os.wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
@@ -185,8 +186,9 @@ impl IdleWait {
         Ok(())
     }
 
-    /// Arms the completion queues, and polls those that were not armed once more. Checks for edges, unless this turn has done so already.
-    /// Called before the program waits for the reactor's descriptor. Returns true if there is something to do.
+    /// Arms each completion queue that is not armed, and polls it once more. Checks for edges,
+    /// unless this turn has done so already. Called before the program waits for the reactor's
+    /// descriptor. Returns true if there is something to do.
     pub(super) fn look_before_sleep(&mut self, driver: &mut Driver) -> Result<bool, Error> {
         if driver.arm() {
             return Ok(true);

@@ -90,9 +90,10 @@ pub(super) fn a_reject_carries_private_data(harness: &mut Harness) {
     }
 }
 
-/// Returns an address of the passive side on which nobody listens, and a socket that reserves its
-/// port. Without this socket, a listener of another case could get the port before this case
-/// connects. The socket is `None` if the address is not one of this host, as in a simulation.
+/// Returns an address of the passive side on which nobody listens, and a socket that reserves the
+/// address's TCP port. Without this socket, a listener of another case could get the port before
+/// this case connects. The socket is `None` if the address is not one of this host, as in a
+/// simulation.
 fn deserted(harness: &mut Harness) -> (SocketAddr, Option<Socket>) {
     for _ in 0..100 {
         let (listener, address) = harness.listen(PASSIVE);

@@ -37,7 +37,8 @@ pub(super) fn both_sides_learn_of_a_disconnect(harness: &mut Harness) {
         let pair = harness.pair();
         harness.disconnect(&pair[first]);
         assert_eq!(harness.disconnected(&pair[1 - first]), DisconnectCause::Peer);
-        // Some devices notify the side that disconnected first only after the other side has disconnected, too.
+        // On some devices, the first side to disconnect receives its event only after the second
+        // side has disconnected, too.
         harness.disconnect(&pair[1 - first]);
         assert_eq!(harness.disconnected(&pair[first]), DisconnectCause::Local);
     }

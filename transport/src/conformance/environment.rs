@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 
-/// A clock and a poller for the providers of a case. Either the clock and the poller of the system ([`System`]), or
+/// A clock and a poller for the providers of a case. They are those of the system ([`System`]), or
 /// virtual ones.
 pub trait Environment: fmt::Debug {
     /// Returns the current time, which never runs backwards.

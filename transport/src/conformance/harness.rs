@@ -107,8 +107,8 @@ pub(super) struct HarnessSide {
     /// The completion queues that had an event, in the order of the events.
     pub(super) notified: Vec<CqId>,
     ledger: Ledger,
-    /// The completions of the last poll. The first `kept` of them (0 or 1) are from an earlier
-    /// poll.
+    /// The vector into which completions were last polled. Its first `kept` completions (0 or 1)
+    /// were in it before that poll, and the poll has appended the others.
     polled: Vec<WorkCompletion>,
     kept: usize,
     /// The slab keys of the connection-manager ids that the case has destroyed.
@@ -236,8 +236,9 @@ pub struct Harness {
     sides: Vec<HarnessSide>,
     environment: Box<dyn Environment>,
     patience: Duration,
-    /// For a case with a known deviation: [`Deviation::finds`](super::Deviation::finds), and the timeout of the wait
-    /// that fails with this message. `None` for other cases.
+    /// For a case with a known deviation: the message of the wait that fails
+    /// ([`Deviation::finds`](super::Deviation::finds)), and the timeout of this wait. `None` for
+    /// other cases.
     known: Option<(&'static str, Duration)>,
     grace: Duration,
     ends: Vec<ConnectionEnd>,
@@ -300,8 +301,8 @@ impl Harness {
 
     // Functions that drive the sides.
 
-    /// Drives the sides that are due. If no side is due, waits for an edge or for the deadline of a
-    /// provider, at most until `until`, and marks the affected sides as due.
+    /// Drives the sides that are due. If no side is due, waits for an edge on a channel or for the
+    /// deadline of a provider, at most until `until`, and marks the affected sides as due.
     fn step(&mut self, until: Instant) {
         let mut idle = true;
         for side in &mut self.sides {

@@ -119,8 +119,7 @@ pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harnes
 
 // Cases about several smaller roles.
 
-/// `last_heard` returns the time that was passed, as `now`, to the call in which the provider last read data from the
-/// peer.
+/// `last_heard` returns the `now` of the provider call that last read data from the peer.
 pub(super) fn a_sign_of_life_has_its_time(harness: &mut Harness) {
     let (_, to) = harness.listener();
     let id = harness.resolved(to, Duration::from_secs(300));
@@ -405,9 +404,9 @@ pub(super) fn lent_memory_is_not_read_after_the_end(harness: &mut Harness) {
     }
 }
 
-/// After its first use of a direct region ([`Access::DIRECT`](crate::Access::DIRECT)), the peer accesses the memory
-/// itself: the provider that owns the region need not be driven. The peer's rights end only when the region is
-/// deregistered.
+/// After its first use of a direct region ([`Access::DIRECT`](crate::Access::DIRECT)), the peer
+/// accesses the memory itself: the provider that owns the region need not be driven. `invalidate`
+/// and `restrict` refuse the region. After `deregister`, an operation on the region fails.
 pub(super) fn a_direct_region_is_used_by_its_peer(harness: &mut Harness) {
     let pair = harness.pair();
     harness.enable_extensions(&pair);

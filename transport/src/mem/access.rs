@@ -91,10 +91,11 @@ impl EntryAccess {
         entry.visit(each);
     }
 
-    /// Calls `each` with the first `len` bytes of a span, for example to compute a checksum. An
-    /// RDMA Read of the local program has placed these bytes. `entry` is the part of that Read's
-    /// local scatter/gather entry that begins at the span. If nothing else may use the bytes of
-    /// `entry`, `each` gets the bytes in place. Otherwise `each` gets copies of consecutive parts.
+    /// Calls `each` with the first `len` bytes of a span, for example to compute a checksum. The
+    /// caller has placed these bytes for an RDMA Read of the local program. `entry` is the part of
+    /// that Read's local scatter/gather entry that begins at the span. If nothing else may use the
+    /// bytes of `entry`, `each` gets the bytes in place. Otherwise `each` gets copies of
+    /// consecutive parts.
     pub fn visit_placed(self, entry: Sge, span: Span<'_>, len: usize, each: impl FnMut(&[u8])) {
         span.visit(len, entry, each);
     }

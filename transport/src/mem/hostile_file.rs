@@ -1,4 +1,4 @@
-//! Memory files for tests, as hostile and as correct peers make them. The crate
+//! Memory files for tests, like those of hostile peers and like those of correct peers. The crate
 //! `rdma-transport-embedded` links to this source file.
 #![allow(dead_code, reason = "each crate uses a part")]
 
@@ -11,7 +11,7 @@ const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 /// The seal after which no page of a file can be removed.
 const PAGES: libc::c_int = libc::F_SEAL_FUTURE_WRITE;
 
-/// Makes memory files as hostile and as correct peers do.
+/// Makes memory files like those of hostile peers, and like those of correct peers.
 #[derive(Debug)]
 pub(crate) struct HostileFile;
 
@@ -21,7 +21,7 @@ impl HostileFile {
         Self::sealed(len, false, SIZE)
     }
 
-    /// Makes a file whose size is sealed, with all pages. Holes can be punched into it.
+    /// Makes a file whose size is sealed, with all pages allocated. Holes can be punched into it.
     pub(crate) fn with_pages(len: u64) -> OwnedFd {
         Self::sealed(len, true, SIZE)
     }

@@ -8,10 +8,10 @@
 //! all processes have closed and unmapped the file. There are two kinds of files:
 //!
 //! - The pages of a *fixed* file cannot be removed. The seal for that is `F_SEAL_FUTURE_WRITE`,
-//!   which also prevents new mappings that can write. If the peer may only read, the owner of the
+//!   which also prevents new writable mappings. If the peer may only read, the owner of the
 //!   file adds this seal. Otherwise the peer adds it after it has mapped the file. So at most one
-//!   peer maps a file that it may write. No process is charged for pages of another one, but the
-//!   owner's pages are not freed while a peer has the file.
+//!   peer has a writable mapping of the file. No process is charged for pages of another one, but
+//!   the owner's pages are not freed while a peer has the file.
 //! - The pages of a *lent* file can be removed by both processes, and nobody can prevent that
 //!   (`F_SEAL_SEAL`). Each process removes all pages when it drops the memory. So no page outlives
 //!   the use of the file, even if a process keeps its descriptor. Both processes can write to the
@@ -41,7 +41,7 @@ pub enum Sharing {
 const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 /// The seal of a file whose pages cannot be removed any more.
 const PAGES: libc::c_int = libc::F_SEAL_FUTURE_WRITE;
-/// The seals any of which makes a file a fixed one, whose pages cannot be removed.
+/// The seals of a fixed file. If a file has one of them, its pages cannot be removed.
 const FIXED: libc::c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 

@@ -98,10 +98,11 @@ impl<'a> Span<'a> {
         Self { base, len: len.min(self.len - offset), memory: PhantomData }
     }
 
-    /// Calls `each` with the first `len` bytes of the span, for example to compute a checksum. An RDMA Read of the
-    /// local program has placed these bytes. `entry` is the part of that Read's local scatter/gather entry that begins
-    /// at this span. If nothing else may use the bytes of `entry`, `each` gets the bytes in place. Otherwise `each`
-    /// gets copies of consecutive parts.
+    /// Calls `each` with the first `len` bytes of the span, for example to compute a checksum. The
+    /// caller has placed these bytes for an RDMA Read of the local program. `entry` is the part of
+    /// that Read's local scatter/gather entry that begins at this span. If nothing else may use the
+    /// bytes of `entry`, `each` gets the bytes in place. Otherwise `each` gets copies of
+    /// consecutive parts.
     pub(super) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
         let len = len.min(self.len);
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {
@@ -149,8 +150,9 @@ impl<'a> Span<'a> {
         Some(self.word()?.fetch_add(add, Ordering::SeqCst))
     }
 
-    /// Atomically replaces the word by `swap` if its value is `expected`, and returns the old
-    /// value; otherwise the same as [`Span::fetch_add`].
+    /// Atomically replaces the word by `swap` if its value is `expected`. Returns the old value,
+    /// whether the word was replaced or not. The byte order and the result `None` are those of
+    /// [`Span::fetch_add`].
     #[inline]
     pub fn compare_swap(self, expected: u64, swap: u64) -> Option<u64> {
         match self.word()?.compare_exchange(expected, swap, Ordering::SeqCst, Ordering::SeqCst) {
@@ -159,9 +161,9 @@ impl<'a> Span<'a> {
     }
 
     /// Atomically replaces the word by `update(value)`, for operations that the processor does not
-    /// have; otherwise the same as `Span::fetch_add`. The number of attempts is limited. Only a
-    /// peer with a writable mapping of the word can make all attempts fail. In this case the call
-    /// overwrites the peer's value.
+    /// have. Returns the old value. The byte order and the result `None` are those of
+    /// [`Span::fetch_add`]. The number of attempts is limited. Only a peer with a writable mapping
+    /// of the word can make all attempts fail. In this case the call overwrites the peer's value.
     pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
         let word = self.word()?;
         let mut old = word.load(Ordering::SeqCst);

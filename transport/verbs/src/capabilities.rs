@@ -56,8 +56,8 @@ impl Limits {
     }
 
     /// Returns the retry count to set on the device if the program has requested `wanted`. rxe
-    /// takes 7 as no limit (`rxe_completer` in drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1):
-    /// it would retransmit to a lost peer forever.
+    /// interprets 7 as "no limit" (`rxe_completer` in drivers/infiniband/sw/rxe/rxe_comp.c, Linux
+    /// 6.1): it would retransmit to a lost peer forever.
     pub(super) fn retry_count(&self, wanted: u8) -> u8 {
         if self.driver == Driver::Rxe { wanted.min(6) } else { wanted }
     }

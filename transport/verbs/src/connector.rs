@@ -57,7 +57,7 @@ struct Queue {
     jobs: VecDeque<Job>, // bound: ending-ids
     threads: usize,
     idle: usize,
-    /// The threads that are inside a connect call, each with the address of its id.
+    /// The threads that are inside a connect call, each with the memory address of its id.
     connecting: Vec<(usize, libc::pthread_t)>, // local: threads
     failed: Vec<FailedConnect>, // local: connects of the program
 }

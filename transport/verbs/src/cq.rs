@@ -272,8 +272,8 @@ impl Cq {
         self.users = self.users.saturating_sub(1);
     }
 
-    /// Releases the `depth` entries of a work queue that was destroyed. They become free when a poll finds the
-    /// completion queue empty.
+    /// Releases the `depth` completion-queue entries that were reserved for a destroyed work queue.
+    /// They become free when a poll finds the completion queue empty.
     pub(super) fn release(&mut self, depth: u32) {
         self.cancel(depth);
         self.released += depth;

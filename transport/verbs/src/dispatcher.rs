@@ -2,8 +2,9 @@
 //!
 //! librdmacm opens a device once per process. So all providers share the context of the device, and its only queue of asynchronous events.
 //! Each provider watches this queue with epoll. If one provider reads an event before another provider calls `epoll_wait`, the other
-//! provider sees no edge, because `epoll_wait` finds the queue empty. So the provider that reads an event puts a copy into the private
-//! queue of every provider that has the device open, and writes to the eventfd of each other of these providers, which wakes it.
+//! provider sees no edge, because `epoll_wait` finds the queue empty. So the provider that reads an
+//! event puts a copy into the private queue of every provider that has the device open. It wakes
+//! the other providers by writing to their eventfds.
 
 use std::collections::VecDeque;
 use std::io;

@@ -73,7 +73,8 @@ pub(super) struct IdEntry {
     /// The device of the id; `None` before it is known.
     pub(super) device: Option<DeviceId>,
     pub(super) qp: Option<Qp>,
-    /// The time by which an active connection must be established.
+    /// The deadline that the program has passed for an active connection. For an id of rdma_cm, it
+    /// limits only the time to resolve the address and the route.
     pub(super) deadline: Option<Instant>,
     /// The read depths (IRD and ORD) that the peer has requested. After the connection is established, the negotiated
     /// read depths.
@@ -161,7 +162,8 @@ impl IdEntry {
     }
 }
 
-/// A queue pair that waits for its last shared receive. The program has already destroyed its id.
+/// A queue pair whose id the program has destroyed. It is kept until the last shared receive that
+/// it has consumed has completed.
 #[derive(Debug)]
 pub(super) struct RetiringQp {
     pub(super) key: Key,
@@ -169,7 +171,8 @@ pub(super) struct RetiringQp {
     pub(super) raw: Arc<RawId>,
     pub(super) device: DeviceId,
     pub(super) state: IdState,
-    /// The time at which the queue pair is destroyed even without its last shared receive.
+    /// The time limit. When it passes, the queue pair is destroyed even if its last shared receive
+    /// has not completed.
     pub(super) until: Instant,
 }
 

@@ -18,8 +18,8 @@ impl Verbs {
         let mut rounds = 0;
         loop {
             while let Some(event) = self.hub.events.pop_front() {
-                // Skip the event if the program has destroyed the id since then. Skip `Resolved` if
-                // the attempt has failed since then.
+                // Skip the event if the program has destroyed the id after the event was queued.
+                // Skip `Resolved` if the attempt has failed after the event was queued.
                 let Some(id) = self.hub.ids.get(event.id.0) else { continue };
                 let known = rdma_transport::planted("a-failed-attempt-is-resolved") || id.state != IdState::Closed;
                 if known || !matches!(event.kind, CmEventKind::Resolved { .. }) {

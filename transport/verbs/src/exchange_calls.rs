@@ -31,14 +31,16 @@ const ACK_TIMEOUT: u8 = 19;
 /// The time that a peer has to send the message Request after it has connected, and to send the
 /// message Ready after the local side has sent Accept.
 pub(super) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of cached results of the search for a port and GID, and of searches without a result.
+/// The maximum number of cached results of the search for a device port and GID, and the maximum
+/// number of remembered searches without a result.
 pub(super) const MAX_CACHED: usize = 16;
 
-/// A local address and options, and the port and GID that were found for them: an entry of a cache.
+/// An entry of a cache: a local address and options, and the device port and GID that a search has
+/// found for them.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
-/// A local address and options for which a search has found no usable port, and the time until
-/// which connect requests cause no further search.
+/// A local address and options for which a search has found no usable device port, and the time
+/// until which connect requests with this address and these options cause no further search.
 pub(super) type FailedSearch = (Option<SocketAddr>, ExchangeOptions, Instant);
 
 /// The state that all connections by out-of-band exchange share.
@@ -53,8 +55,8 @@ pub(super) struct Exchanges {
     /// The deadlines of connections that are being set up, and the times at which listeners end
     /// their pauses. Each entry has the key of the connection's or the listener's id.
     pub(super) deadlines: BTreeSet<(Instant, Key)>, // bound: connections, exchange-newcomers
-    /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for
-    /// each connect.
+    /// A cache of the last searches for a device port and a GID. It avoids reading whole GID tables
+    /// for each connect.
     pub(super) port_gids: VecDeque<CachedPortGid>, // bound: exchange-searches
     /// The recent searches that found no usable port for a connect request.
     pub(super) failed_searches: VecDeque<FailedSearch>, // bound: exchange-searches
@@ -106,8 +108,8 @@ impl Exchanges {
         let ListenParam { type_of_service, ack_timeout, .. } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         if exchange.device.is_some() {
-            // If the device, port or GID that the program has named does not exist, the call fails. Otherwise every
-            // incoming connection would fail later.
+            // Fail now if the device, port or GID that the program has named does not exist: with
+            // such a listener, every incoming connection would fail.
             self.port_gid_for(None, exchange)?;
         }
         let listen = |source| TransportError::Listen { address, source };
@@ -149,8 +151,8 @@ impl Exchanges {
         Ok(device)
     }
 
-    /// Returns the port and the GID of a connection whose stream has the local address `source`. Looks in the cache
-    /// first.
+    /// Returns the device port and the GID for a connection whose stream has the local address
+    /// `source`. Looks in the cache first.
     pub(super) fn port_gid_for(&mut self, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
         let root = &self.sysfs;
         let same = |known: &&CachedPortGid| known.0 == source && known.1 == *options;
@@ -166,8 +168,8 @@ impl Exchanges {
         Ok(port_gid)
     }
 
-    /// Returns an error if the port is down. In this case, removes the port from the cache: the
-    /// next search may find another port of the device.
+    /// Returns an error if the device port `port_gid` is down. In this case, removes the port from
+    /// the cache: the next search may find another port of the device.
     pub(super) fn check_found_port(&mut self, hub: &mut DeviceHub, device: DeviceId, port_gid: &PortGid) -> Result<()> {
         let checked = hub.check_port(Some(device), port_gid.port);
         if checked.is_err() {
@@ -176,8 +178,8 @@ impl Exchanges {
         checked
     }
 
-    /// Creates an id for an active connection, and chooses its port and GID. The stream is connected later, by
-    /// `connect`.
+    /// Creates an id for an active connection, and chooses its device port and GID. The stream is
+    /// connected later, by `connect`.
     pub(super) fn resolve_by_exchange(
         &mut self,
         hub: &mut DeviceHub,

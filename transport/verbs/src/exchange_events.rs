@@ -29,9 +29,9 @@ pub(super) const MAX_NEWCOMERS: usize = 256;
 const MAX_ACCEPTS: usize = 64;
 /// The time for which a listener accepts no streams after the system had no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The pause after a search for the port of a connect request that has found no port, or a port
-/// that is down. A search reads all GID tables, so without a pause peers could keep the provider
-/// busy.
+/// The pause after a failed search for the device port of a connect request: the search has found
+/// no port, or a port that is down. A search reads all GID tables, so without a pause peers could
+/// keep the provider busy.
 pub(super) const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
 impl Exchanges {
@@ -170,7 +170,7 @@ impl Exchanges {
             local.set_port(0);
             local
         });
-        // Peers can cause the following lines as often as they like, so the level is `debug`.
+        // Peers can cause the following log lines as often as they like, so the level is `debug`.
         let (port_gid, device) = match self.port_of_request(hub, source, &exchange) {
             Ok(assigned) => assigned,
             Err(error) => {
@@ -201,7 +201,8 @@ impl Exchanges {
     }
 
     /// Returns the port, the GID and the device for a connect request whose stream has the local address `source`. Fails if the port is
-    /// down. After a search without a result, or with a port that is down, fails without a search until [`SEARCH_PAUSE`] is over.
+    /// down. If the last search has found no port, or a port that is down, fails without a new
+    /// search until [`SEARCH_PAUSE`] has passed.
     pub(super) fn port_of_request(
         &mut self,
         hub: &mut DeviceHub,
@@ -258,7 +259,8 @@ impl Exchanges {
                 let Some(id) = hub.ids.get_mut(key) else { return };
                 id.state = IdState::Established;
                 if let Some(stream) = id.stream_mut() {
-                    // Only queues the message Ready. It is sent when epoll reports that the stream is writable.
+                    // Only queues the message Ready. `read_stream` sends it in the next round of
+                    // its loop.
                     stream.conversation.ready();
                 }
                 self.set_deadline(hub, key, None);

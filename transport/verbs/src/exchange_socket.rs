@@ -45,7 +45,8 @@ pub(super) struct ExchangeStream {
     pub(super) conversation: Conversation,
     /// The address to which the active side connects. `None` if the program has supplied the stream.
     pub(super) to: Option<SocketAddr>,
-    /// The local address of the stream with port 0, if the program has chosen one.
+    /// The local address that the program has chosen for the stream, with TCP port 0; `None` if the
+    /// program has chosen none.
     pub(super) from: Option<SocketAddr>,
     pub(super) port_gid: Option<PortGid>,
     pub(super) type_of_service: Option<u8>,

@@ -23,7 +23,7 @@ pub(crate) struct Personality {
     pub(crate) iwarp: bool,
     /// The device is the kernel's software RoCE.
     pub(crate) rxe: bool,
-    /// A Read needs a local region with the remote right to write.
+    /// The local region into which an RDMA Read places data must grant remote writes.
     pub(crate) sink_needs_remote_write: bool,
     /// The device refuses the error state while the connection closes.
     pub(crate) refuses_error_while_closing: bool,

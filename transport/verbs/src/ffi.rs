@@ -62,8 +62,8 @@ pub(super) fn key_of(context: *mut c_void) -> Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueName(usize);
 
-/// The number of bits of the slot in a queue's name. A queue pair's number also has 24 bits, so no device has more
-/// queues.
+/// The number of bits of the slot in a queue's name. They suffice, because the numbers of queue
+/// pairs also have 24 bits, so no device has more than 2^24 queues.
 const NAME_SLOT_BITS: u32 = 24;
 
 impl QueueName {
@@ -166,7 +166,8 @@ pub(super) fn scoped(address: IpAddr) -> SocketAddr {
 
 /// Returns the local address `address` of a connection to `peer` as a socket address with port 0.
 /// Several network interfaces may have the same link-local address. So a link-local address gets
-/// the scope of the peer's address, if that has one: the peer is reached through that interface.
+/// the scope of the peer's address, if the peer's address has one. This scope is the index of the
+/// interface through which the peer is reached.
 pub(super) fn scoped_for(address: IpAddr, peer: Option<SocketAddr>) -> SocketAddr {
     let mut own = scoped(address);
     if let (SocketAddr::V6(own), Some(SocketAddr::V6(peer))) = (&mut own, peer) {

@@ -120,7 +120,8 @@ impl<'a> Port<'a> {
         })
     }
 
-    /// Returns the entry of the GID for an address of this host. Returns `None` if the port has none.
+    /// Returns the entry of the port's GID table whose GID belongs to `source`, an address of this
+    /// host. Returns `None` if the table has no such entry.
     fn entry_of(&self, source: SocketAddr) -> Option<(u8, [u8; 16])> {
         let scope = if let SocketAddr::V6(v6) = source { v6.scope_id() } else { 0 };
         let wanted = gid_of(source.ip());

@@ -79,7 +79,7 @@ impl IdEntry {
     }
 
     /// Ends the wait for the peer to close the connection: puts the queue pair into the error
-    /// state. Does nothing if the id does not wait for this.
+    /// state. Does nothing if the id is not waiting for the peer.
     pub(super) fn flush_closing(&mut self) {
         if let IdState::Disconnecting { flush_at: Some(_) } = self.state {
             self.state = IdState::Disconnecting { flush_at: None };

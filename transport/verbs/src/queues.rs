@@ -178,8 +178,9 @@ impl DeviceQueues {
         Ok(attached)
     }
 
-    /// Cancels `reserve_receives`, because the queue pair could not be created. `attached` is its result: entries that
-    /// an earlier queue pair has reserved for a shared queue stay reserved.
+    /// Cancels `reserve_receives`, because the queue pair could not be created. `attached` is the
+    /// result of `reserve_receives`. If it is false, an earlier queue pair has reserved the entries
+    /// for the shared queue, and they stay reserved.
     fn cancel_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>, attached: bool) {
         let Some(cq) = self.cqs.get_mut(attr.recv_cq.0) else { return };
         let Some(srq) = srq else { return cq.cancel(attr.max_recv_wr) };
@@ -256,8 +257,8 @@ impl DeviceQueues {
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return };
         let (mut aside, mut failed) = (Vec::new(), None);
         let device = &hub.devices[entry.device as usize];
-        // A queue holds at most its number of entries, so the loop ends. Completions that arrive later stay in the
-        // queue for later polls.
+        // Stop after as many completions as the queue has entries, so that the loop ends even if
+        // new completions arrive all the time. These stay in the queue for later polls.
         while aside.len() < entry.entries() as usize {
             match raw.poll(BATCH, &device.numbers, &mut self.batch, &mut aside) {
                 Ok(BATCH) => {}
@@ -327,8 +328,8 @@ impl DeviceQueues {
     }
 
     /// Handles the error of a call on a completion queue: the queue has failed. After the removal
-    /// of the device such errors are expected, and change nothing, because the connections end
-    /// already.
+    /// of the device such errors are expected, and have no effect, because the removal ends the
+    /// connections.
     fn queue_call_failed(&mut self, hub: &mut DeviceHub, queue: CqId, error: &TransportError) {
         let removed = self.cqs.get(queue.0).is_some_and(|cq| hub.devices[cq.device as usize].removed);
         if !removed {

@@ -22,8 +22,9 @@ use rdma_transport::slab::Key;
 const LIMIT: Duration = Duration::from_millis(500);
 
 impl IdEntry {
-    /// Returns true if the queue pair of an id may hold a shared receive, and the device reports by an event that this
-    /// receive has completed. In this case, the queue pair must be kept until the event arrives.
+    /// Returns true if the queue pair of an id may hold a shared receive, and the device will
+    /// report the completion of this receive by an event. In this case, the queue pair must be kept
+    /// until the event arrives.
     pub(super) fn must_retire(&self, devices: &[Device]) -> bool {
         // A peer may send as soon as the local side has accepted, before the connection is established here.
         let connected = matches!(

@@ -10,7 +10,7 @@ use rdma_transport::wc::{WcOpcode, WcStatus};
 /// The reason why an RDMA device never reaches a loopback address.
 pub(super) const NO_LOOPBACK: &str = "the loopback is on no RDMA device";
 
-/// The reasons for a reject of InfiniBand's connection manager (`ib_cm.h`).
+/// The reject codes of InfiniBand's connection manager (`ib_cm.h`).
 const REJECT_TIMEOUT: i32 = 4;
 const REJECT_INVALID_SERVICE: i32 = 8;
 const REJECT_CONSUMER: i32 = 28;

@@ -188,7 +188,7 @@ impl<'a> ConnectionContext<'a> {
     /// buffer of the peer that it occupies. A write with immediate data needs two slots on secured
     /// connections, and if the device does not support Write with Immediate
     /// ([`ConnectionContext::capabilities`]). Every other operation needs one slot. A message also
-    /// needs credits of the peer: [`crate::Context::writable`] considers both slots and credits.
+    /// needs credits from the peer: [`crate::Context::writable`] considers both slots and credits.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.driver.table.get(self.conn).map_or(0, |slot| slot.conn.free_slots())

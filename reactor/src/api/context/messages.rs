@@ -83,10 +83,10 @@ impl Context<'_> {
     /// [`Context::send_buffer`] without a copy. Returns `None` if the connection is not open, if the pool has reached
     /// `Config::max_memory`, or if memory for more buffers cannot be allocated or registered.
     ///
-    /// If the connection is in shared memory and is not secured, its peer can read the buffer while
-    /// the program fills it, and later, until its bytes are overwritten. So take the buffer for the
-    /// connection on which it will be sent: write no data into it that the peer of `conn` must not
-    /// see.
+    /// If the connection uses shared memory and is not secured, its peer can read the buffer while
+    /// the program fills it, and also later, until the bytes are overwritten. So write no data into
+    /// the buffer that the peer of `conn` must not see: for each message, take a buffer for the
+    /// connection on which the message will be sent.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
         let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
         Some(SendBuffer::new(capacity, buffer, slabs, channel))
@@ -202,9 +202,10 @@ impl Context<'_> {
         }
     }
 
-    /// Calls `begin`, and returns its result. Each message that `begin` sends on the connection causes
-    /// `on_send_complete`, even with [`crate::Config::quiet_sends`]. Sends of regions and one-sided operations always
-    /// cause `on_send_complete`, also without this method.
+    /// Calls `begin`, and returns its result. Each message that `begin` sends on the connection
+    /// causes `on_send_complete`, even with [`crate::Config::quiet_sends`]. Messages that are sent
+    /// from regions, and one-sided operations, always cause `on_send_complete`, also without this
+    /// method.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind, SendId};

@@ -99,8 +99,8 @@ fn check_zone(address: SocketAddr) -> Result<(), Error> {
 }
 
 /// Returns an error if no address can be tried, because each of them is link-local and lacks its
-/// zone. If the options name a source device, no address needs a zone: the device has the
-/// interface.
+/// zone. If the options name a source device, no address needs a zone, because the device
+/// determines the interface.
 fn check_zones(peers: &[SocketAddr], options: &ConnectOptions) -> Result<(), Error> {
     match peers.first() {
         Some(&first) if !matches!(options.path.source, Source::Device { .. }) => {
@@ -403,9 +403,9 @@ impl Context<'_> {
     }
 
     /// Logs at `warn` that a peer has violated the protocol of the program. A peer can cause such
-    /// lines as often as it likes, so their number is limited as that of the reactor's own lines:
-    /// in 10 s, at most one line for each host, and at most 256 lines for all hosts together. The
-    /// line begins with the id of the connection.
+    /// lines as often as it likes, so their number is limited, like that of the reactor's own
+    /// lines: in 10 s, at most one line for each host, and at most 256 lines for all hosts
+    /// together. The line begins with the id of the connection.
     ///
     /// ```
     /// # use rdma_reactor::{ConnectionId, Context};

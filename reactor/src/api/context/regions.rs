@@ -89,8 +89,9 @@ impl RegionContext<'_> {
 
     /// Registers memory like [`RegionContext::register`], but on the device that has the address
     /// `local` of this host. This needs no connection, so a server can register its memory before
-    /// the first client connects. Options that give rights to peers or [`crate::Access::READ_SINK`]
-    /// must include [`RegionOptions::any_peer`]. With `ProviderChoice::Auto` the address selects
+    /// the first client connects. If the options give rights to peers, or include
+    /// [`crate::Access::READ_SINK`], they must also include [`RegionOptions::any_peer`]. With
+    /// `ProviderChoice::Auto` the address selects
     /// the provider, as the address of a listener does. The embedded provider accepts any address.
     ///
     /// Example: [`Region`].

@@ -22,8 +22,9 @@ pub struct RemoteContext<'a> {
 
 impl RemoteContext<'_> {
     /// Reads `range.len()` bytes from the beginning of `remote`, and stores them in `range` of
-    /// `local`. The reactor calls `on_send_complete` for the read, in the order of sends. If the
-    /// outcome is [`crate::Outcome::Sent`], the bytes are in `local`. A read uses no credit.
+    /// `local`. The reactor calls `on_send_complete` for the read, in the order that
+    /// [`Handler::on_send_complete`](crate::Handler::on_send_complete) documents. If the outcome is
+    /// [`crate::Outcome::Sent`], the bytes are in `local`. A read uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -120,9 +121,9 @@ impl RemoteContext<'_> {
     }
 
     /// Writes `range` of `local` to the beginning of `remote`. The reactor calls `on_send_complete`
-    /// when the program may change `local` again. The peer is not notified of the write. The peer
-    /// receives a message that the program sends after the write only when the written bytes are in
-    /// place. A write uses no credit.
+    /// when the program may change `local` again. The peer is not notified of the write. If the
+    /// program sends a message after the write, the peer receives that message only after the
+    /// written bytes are in place. A write uses no credit.
     ///
     /// If the connection ends before the write has ended, for example because this process is
     /// killed, the peer's memory may have a part of the bytes, usually the first ones. The peer is

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use crate::id::ConnectionId;
 use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
 
-/// Time after which a received message counts half as much as a new one for the size of the claim.
+/// Time after which a received message counts only half for the size of the claim.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
 /// The claims on the receives of one queue. Each connection stores its own [`Claim`]; this type
@@ -56,7 +56,7 @@ pub(crate) struct Claim {
     /// Number of messages that the connection has received recently. This number is halved once per [`HALF_LIFE`].
     used: u32,
     since: Instant,
-    /// The key in [`Claims::waiting`], if the connection waits.
+    /// The key in [`Claims::waiting`], if the connection waits for unclaimed receives.
     waits: Option<(u32, u64)>,
 }
 
@@ -111,7 +111,7 @@ impl Claims {
         let (least, beyond) = (needed.saturating_sub(claim.claim), needed.saturating_sub(MIN_WINDOW));
         let fair = (2 * beyond).saturating_sub(claim.claim.saturating_sub(MIN_WINDOW));
         // The receives that are unclaimed now were not enough for the renewal. So the connection
-        // waits until more than these are unclaimed, and does not renew its claim before.
+        // renews its claim again only when more receives are unclaimed than now.
         let key = (least.max(fair).max(self.free + 1), self.waits);
         self.waits += 1;
         self.waiting.insert(key, id);

@@ -78,7 +78,8 @@ impl SharedReceives {
         self.srq
     }
 
-    /// Notes that the device has reported the failure of the queue `srq`. Returns false if this is another queue.
+    /// Notes that the device has reported the failure of the queue `srq`. Returns false if `srq` is
+    /// another queue.
     pub(crate) fn fail(&mut self, srq: SrqId) -> bool {
         self.failed |= self.srq == srq;
         self.srq == srq
@@ -235,8 +236,8 @@ impl SharedReceives {
         });
     }
 
-    /// Returns true if a connection waits for receives, and [`SharedReceives::settle`] would take
-    /// some back.
+    /// Returns true if a connection waits for unclaimed receives, and [`SharedReceives::settle`]
+    /// would take back the claim of an ended connection.
     pub(crate) fn has_due(&self, has_passed: impl Fn(usize, CqPosition) -> bool) -> bool {
         self.claims.has_waiting()
             && self.reposts.is_empty()

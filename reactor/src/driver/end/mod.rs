@@ -51,8 +51,7 @@ impl Driver {
     }
 
     /// Limits the time until the program closes a connection, as requested by the program: after
-    /// the close timeout, the connection is aborted. If the time is limited already, it starts
-    /// again.
+    /// the close timeout, the connection is aborted. If this timeout runs already, it starts again.
     pub(crate) fn limit_close(&mut self, id: ConnectionId) {
         let until = self.world.now + self.world.config.timeouts.close;
         Ends::close_by(&mut self.world, id, until);
@@ -135,7 +134,7 @@ impl Driver {
             }
             !over
         });
-        // The attempts that have failed may have freed memory.
+        // The failed attempts to connect may have freed memory.
         self.settle();
         list.append(&mut self.ends.list);
         self.ends.list = list;
@@ -283,7 +282,7 @@ impl Driver {
         }
     }
 
-    /// Releases everything that a connection uses, and frees its slot.
+    /// Releases everything that a connection uses, and removes it from the table.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.world.release(id);
         self.settle();

@@ -48,8 +48,8 @@ impl World {
         }
     }
 
-    /// Ends an accepted connection that is not up, so that a new connection gets its slot and
-    /// buffers.
+    /// Ends an accepted connection that is not up, so that a new connection can be accepted and use
+    /// its buffers.
     pub(crate) fn evict(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get(id) else { return };
         log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
@@ -72,7 +72,7 @@ impl World {
         self.forget(id);
     }
 
-    /// Releases everything that a connection uses, and frees its slot.
+    /// Releases everything that a connection uses, and removes it from the table.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.remove(id) else { return };
         // The program may keep messages of this connection. From now on, the memory of these
@@ -147,7 +147,7 @@ impl World {
 
     /// Ends the connections that use the shared receive queue of a device, because that queue has
     /// failed. When nothing uses the queue any more, the next connection with shared receives gets
-    /// a new one.
+    /// a new queue.
     pub(crate) fn shared_queue_failed(&mut self, device: usize, srq: SrqId) {
         if !self.devices.buffers(device).shared.as_mut().is_some_and(|shared| shared.fail(srq)) {
             return;

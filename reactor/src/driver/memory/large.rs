@@ -367,8 +367,8 @@ impl LargeMessages {
     }
 
     /// Makes the next flush request memory again for the connections that wait for memory to fetch
-    /// messages. If a flush is in progress, no other flush may follow in this turn, so this
-    /// function triggers another turn.
+    /// messages. A flush that is in progress may be the last one of this turn, so this function
+    /// triggers another turn.
     fn ask_for_memory(&mut self, world: &mut World) {
         let waiting = self.fetched.in_line().collect::<Vec<_>>();
         if !waiting.is_empty() {
@@ -397,9 +397,9 @@ impl LargeMessages {
                     let charge = self.charge(copy);
                     let granted = self.copied.would_grant(claimant, charge);
                     if !granted {
-                        // If the send was refused because a slot, a credit or a transfer was
-                        // missing, its connection is not in the queue for memory yet. When memory
-                        // is released, only the connections in this queue are checked again.
+                        // If the send was refused because a send queue slot, a credit or a transfer
+                        // was missing, its connection is not in the queue for memory yet. When
+                        // memory is released, only the connections in this queue are checked again.
                         let queued = !self.copied.request(claimant, charge);
                         debug_assert!(queued, "memory that would not be granted was granted");
                     }

@@ -64,7 +64,8 @@ pub(crate) fn judge_request(world: &World, request: &IncomingRequest) -> Option<
     })
 }
 
-/// Accepts the connect requests of peers, and counts the connections of this reactor for its group.
+/// Accepts the connect requests from peers, and counts the connections of this reactor for its
+/// group.
 #[derive(Debug, Default)]
 pub(crate) struct Acceptor {
     /// The membership of this reactor in its group. `None` if the reactor is in no group.
@@ -101,23 +102,24 @@ impl Acceptor {
         None
     }
 
-    /// Checks if there is a slot for an incoming connection. `Ok(None)`: a slot is free.
+    /// Checks if the limits on connections permit an incoming connection. `Ok(None)`: they do.
     /// `Ok(Some)`: the connection with this id must be evicted first. An error: a limit is reached,
     /// and no connection may be evicted.
     fn find_slot(world: &World, request: &IncomingRequest) -> Result<Option<ConnectionId>, Error> {
         let Config { max_connections, max_pending, max_handshakes_per_peer, .. } = world.config;
         let (host, pending) = (Host::of(request.origin.peer.ip()), &world.table.pending);
-        // A handshake takes processor time, so one host may use only a part of the slots. If the
-        // host already uses this part, its new connection evicts the oldest of its connections. If
-        // that connection is not slow, the new connection is refused.
+        // A handshake takes processor time, so one host may have only a part of the connections
+        // that are not up. If the host already has this part, its new connection evicts the
+        // oldest of them. If the oldest is not slow, the new connection is refused.
         // bound: handshakes
         let most = max_handshakes_per_peer.unwrap_or((max_pending as usize).div_ceil(2));
         if !request.origin.security.is_plain() && pending.count_of(host) >= most {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
             return pending.slow_of(host).map(Some).ok_or(limit);
         }
-        // A host with many connections gets none of the last slots. Instead, its new connection
-        // evicts its oldest slow connection, or is refused, as above.
+        // Near the limits, a host with many connections gets no more of them. Instead, its new
+        // connection evicts the oldest of its connections that are not up, if that connection is
+        // slow. Otherwise the new connection is refused.
         let most = world.config.max_connections_per_host;
         if world.table.hosts.connections(host) >= most as usize && Self::is_crowded(world, request.device) {
             let limit = Error::Limit { limit: "max_connections_per_host", value: most.into() };
@@ -131,8 +133,8 @@ impl Acceptor {
         pending.gives_way(host).map(Some).ok_or(Error::Limit { limit, value: value.into() })
     }
 
-    /// Returns true if one more connection on this device would use the last slots of
-    /// `max_connections`, or the last of the device's buffers or shared receives.
+    /// Returns true if one more connection on this device would be among the last that
+    /// `max_connections` permits, or would use the last buffers or shared receives of the device.
     fn is_crowded(world: &World, device: usize) -> bool {
         let is_crowded = is_scarce(world.table.len() + 1, world.config.max_connections as usize)
             || world.devices.get(device).is_some_and(|device| device.is_crowded(&world.config));
@@ -168,8 +170,8 @@ impl Acceptor {
             return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
         }
         let Ok(greeting) = origin.greeting() else { return Err(Error::Gone("request")) };
-        // The program may have opened connections after the first call of `find_slot`, so call it
-        // again.
+        // The program may have opened connections after the first call of `find_slot`, so this is a
+        // second call.
         if let Some(oldest) = Self::find_slot(world, &request)? {
             world.evict(oldest);
         }
@@ -182,8 +184,9 @@ impl Acceptor {
         let id = world.insert(cm, service, Role::Passive, opening);
         self.gained();
         let created = world.create_queue_pair(id, device).or_else(|error| {
-            // A slot was free, but the memory for buffers or the receives of the shared queue may
-            // be used up. The eviction of another connection frees memory and receives.
+            // The limits on connections permit this one, but the memory for buffers or the receives
+            // of the shared queue may be used up. The eviction of another connection frees memory
+            // and receives.
             let is_limit = matches!(error, Error::Limit { .. });
             let oldest = world.table.pending.gives_way(Host::of(peer.ip())).filter(|_| is_limit).ok_or(error)?;
             world.evict(oldest);

@@ -75,7 +75,8 @@ fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Resul
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))
 }
 
-/// Returns the settings of the embedded provider. The limits on peers that the program has not set there are those of the reactor.
+/// Returns the settings of the embedded provider. If the program has not set the limits on peers
+/// there, the limits of the reactor apply.
 fn settings(config: &Config) -> IwarpConfig {
     let mut settings = config.iwarp.clone();
     // The reactor itself limits the handshakes in progress. The limit of the embedded provider must not be lower. Otherwise the embedded

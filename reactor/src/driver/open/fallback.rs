@@ -61,12 +61,15 @@ impl Fallback {
         limit
     }
 
-    /// Starts the next attempt: makes a provider resolve an address. If the provider returns an error, tries the next combination of
-    /// address and provider.
+    /// Starts the next attempt: makes a provider resolve an address. If the provider returns an
+    /// error, tries the next combination of address and provider.
     ///
     /// # Errors
-    /// All remaining attempts were refused. Returns the error of the last one. If the program has chosen a source, returns the error of the
-    /// first one, because the other providers may not support that source. [`Error::NoAddress`] if there was no address.
+    /// All remaining attempts were refused. Returns the error of the last attempt, with two
+    /// exceptions. If the program has chosen a source, returns the error of the first attempt,
+    /// because the other providers may not support that source. For an exchange of queue pair
+    /// numbers, returns the first error other than `Unsupported`. [`Error::NoAddress`] if there was
+    /// no address.
     pub(crate) fn resolve_next(
         &mut self,
         providers: &mut Providers,

@@ -123,7 +123,8 @@ impl GroupMember {
     /// Notes that a request that was counted in `coming` will not be sent to this reactor.
     fn no_longer_coming(&self) {
         self.coming.fetch_sub(1, Ordering::SeqCst);
-        // While the request was counted, this reactor may have found that its drain must wait for the request. So it must check again.
+        // While the request was counted, this reactor may have found that its drain must wait for
+        // the request. So this reactor must check again if the drain has ended.
         if !self.open.load(Ordering::SeqCst) && !crate::planted("a-drain-waits-for-a-request-that-does-not-come") {
             self.wake.wake();
         }
@@ -254,7 +255,7 @@ enum HandledRequest {
     /// There is no such request, or the program has not accepted it.
     #[default]
     Waits,
-    /// The program has accepted the request. The next new connection is that of the request.
+    /// The program has accepted the request. The next connection that is counted belongs to it.
     Begins,
     /// The request has become a connection, which is counted in `load` instead of the request.
     Accepted,
@@ -310,8 +311,8 @@ impl GroupMembership {
         member.no_longer_coming();
     }
 
-    /// Notes that the program has accepted a request that was sent to this reactor. The connection
-    /// of the request is not counted again.
+    /// Notes that the program has accepted a request that was sent to this reactor. So `gained`
+    /// will not count the connection of this request again.
     pub(crate) fn begin(&mut self) {
         self.handled = HandledRequest::Begins;
     }

@@ -1,4 +1,4 @@
-//! Connect requests of peers, until one becomes a connection or is refused.
+//! Connect requests from peers, until each becomes a connection or is refused.
 
 use std::net::SocketAddr;
 

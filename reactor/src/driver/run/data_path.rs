@@ -102,9 +102,9 @@ impl Driver {
         self.act();
     }
 
-    /// Posts the work requests that connections have collected in this turn. If a connection comes
-    /// up meanwhile (`Effects::has_connected`), posts only a part of them: a callback of another
-    /// connection must not use this connection before its `on_connect`. The caller makes the
+    /// Posts the work requests that connections have collected in this turn. Stops early if a
+    /// connection comes up meanwhile (`Effects::has_connected`): no callback of another connection
+    /// may use the new connection before its `on_connect`. In this case, the caller makes the
     /// callbacks, and flushes again.
     #[inline]
     pub(crate) fn flush(&mut self) {
@@ -114,7 +114,8 @@ impl Driver {
         self.world.devices.settle_shared(&mut self.world.providers);
         self.ask_for_receives();
         self.post_marked();
-        // The claims that were renewed in this flush may have released receives.
+        // A connection that renewed its claim in this flush may have released receives, which
+        // other connections wait for.
         if self.ask_for_receives() && !self.world.effects.has_connected() {
             self.post_marked();
             if self.ask_for_receives() {
@@ -169,8 +170,9 @@ impl Driver {
             posted += 1;
         }
         list.drain(..posted);
-        // The list is put back, so that its allocation is reused. If memory was released while the connections were posted,
-        // `ask_for_memory` has marked connections that wait for it. The next flush posts these.
+        // The list is put back, so that its allocation is reused. If memory was released while
+        // this function ran, `ask_for_memory` has added the connections that wait for memory to
+        // `to_post`. The next flush posts their work requests.
         list.append(&mut self.world.effects.to_post);
         self.world.effects.to_post = list;
         self.act();
@@ -296,8 +298,9 @@ impl Driver {
     }
 }
 
-/// Returns true if a peer opened this connection, and it is ending without having been up. The completions of such a connection are not
-/// limited, because they cause no callbacks, and because other connections may need its slot.
+/// Returns true if a peer opened this connection, and it is ending without having been up. The
+/// completions of such a connection are not limited, because they cause no callbacks, and because
+/// new connections may need its slot in the limit on pending connections.
 const fn never_came_up(conn: &Connection, link: &ConnectionLink) -> bool {
     matches!(link.waits, Some(PendingSlot::ToEnd(_))) && !conn.state().is_announced()
 }

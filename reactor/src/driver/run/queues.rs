@@ -232,8 +232,8 @@ impl Queues {
     #[inline]
     pub(crate) fn spin(&mut self, world: &mut World) {
         self.quiet = false;
-        // A provider has not read all bytes that have arrived. The operating system reports no further edge for the remaining bytes, so
-        // stage 6 must run.
+        // If `progress` returns true, a provider has not read all bytes that have arrived. The
+        // operating system reports no further edge for the remaining bytes, so stage 6 must run.
         if world.providers.progress(world.now, Drive::Spin) && !crate::planted("busy-poll-hides-the-rest") {
             world.note(Stages::PROVIDERS);
         }

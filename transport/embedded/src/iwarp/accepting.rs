@@ -1,5 +1,5 @@
-//! The passive side of connections: accepts TCP connections, reads their MPA requests, and accepts
-//! them for the program.
+//! The passive side of connections: accepts TCP connections, reads the MPA requests, and sends the
+//! MPA replies when the program accepts or rejects the requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -287,10 +287,12 @@ impl<N: Net> Endpoints<N> {
     }
 
     /// Ends an accepted connection whose client has sent no first message in time, neither on the
-    /// stream nor in shared memory. In two cases, sets the deadline again, to another
-    /// `ready_timeout`. First, the hello of the client had arrived but was not read, so the client
-    /// had no answer yet. Second, `late`, the time since the deadline, is at least half of
-    /// `ready_timeout`: the client may be in this process, which did not run.
+    /// stream nor in shared memory. The client gets another `ready_timeout` in two cases:
+    ///
+    /// - The hello of the client had arrived, but this process had not read it. So the client had
+    ///   no answer yet.
+    /// - `late`, the time since the deadline, is at least half of `ready_timeout`. The client may
+    ///   be in this process, which did not run.
     pub(super) fn expire_unannounced(
         &mut self,
         rendezvous: &mut Rendezvous,

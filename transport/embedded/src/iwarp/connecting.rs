@@ -74,8 +74,8 @@ impl<N: Net> Endpoints<N> {
                     return self.fail(hub, key, Some(failure), None);
                 }
             }
-            // Without the hash of the path, the peer cannot detect a proxy between them, so the
-            // connection counts as one between hosts.
+            // Without the hash of the path, the peer cannot detect a proxy between the two
+            // sides, so the CRC policy treats the peer as on another host.
             let path = hub.net.local_path(socket).filter(|_| startup.shows_path);
             startup.terms.local = requests_offer(hub, socket);
             (startup.terms.crc, startup.terms.path) = (hub.config.crc.is_requested(path.is_some()), path);
@@ -277,8 +277,8 @@ impl<N: Net> Endpoints<N> {
         self.stay_on_stream(hub, key, &agreement, private_data, why, now);
     }
 
-    /// Fails a connection attempt that may not stay on TCP, because shared memory cannot be used,
-    /// for the reason `why`.
+    /// Fails a connection attempt that may not stay on TCP, and cannot use shared memory for the
+    /// reason `why`.
     fn fail_without_segment(&mut self, hub: &mut Hub<N>, key: Key, peer: SocketAddr, why: &str, now: Instant) {
         let failure = if hub.requires_shared_memory() {
             ConnectFailure::Unreachable(format!("no shared memory with {peer}: {why}"))
@@ -313,7 +313,7 @@ impl<N: Net> Endpoints<N> {
     }
 }
 
-/// Returns true if the MPA request on this socket tells the peer that this side can use shared
+/// Returns true if the MPA request on this socket announces that the local side can use shared
 /// memory.
 fn requests_offer<N: Net>(hub: &Hub<N>, socket: SocketId) -> bool {
     hub.config.shared_memory != SharedMemoryPolicy::Off && hub.net.local_path(socket).is_some()

@@ -91,7 +91,7 @@ impl Ports {
         self.ids.insert(DatagramId::new(phase, port))
     }
 
-    /// Sets the connection-manager id under which the program knows an id for datagrams.
+    /// Stores the connection-manager id that the program uses for the datagram id `key`.
     pub(super) fn name(&mut self, key: Key, id: CmId) {
         if let Some(datagrams) = self.ids.get_mut(key) {
             datagrams.id = id;
@@ -390,7 +390,8 @@ impl Ports {
             None => {
                 let source = hub.net.source(peer);
                 let source = source.map_err(|source| TransportError::io("finding a route to the peer", source))?;
-                // The address is on the interface of the peer, so it has the peer's scope.
+                // The local address is on the interface that leads to the peer, so the scope in the
+                // peer's address also applies to the local address.
                 let mut from = peer;
                 from.set_ip(source);
                 from

@@ -29,8 +29,9 @@ impl<N: Net> Iwarp<N> {
         self.hub.now = Some(now);
         self.hub.account.begin_turn();
         let more = self.drive_round(now, drive) || self.hub.account.unmaps();
-        // The caller may sleep after a full call, and after any call if all completion queues are
-        // armed. So peers in shared memory must be able to wake the caller.
+        // The caller may sleep after a call with `Drive::Full`. If all completion queues are armed,
+        // it may sleep after any call. So all links are armed before: only then can their peers
+        // wake the caller.
         let sleeps = self.rings.unarmed && (drive == Drive::Full || self.hub.resources.cqs.are_all_armed());
         (sleeps && self.rings.arm_all(&mut self.endpoints, &mut self.hub)) || more
     }
@@ -238,9 +239,10 @@ impl<N: Net> Iwarp<N> {
             }
             more |= !endpoints.handshakes.backlog.is_empty();
             if hub.events.is_empty() {
-                // Edges are read before each event that starts a connection. So connections that
-                // have started do not wait until all others start. The queue then contains the
-                // requests of all hosts, and none whose connection was reset.
+                // Edges are read before each start event is returned. So the events of connections
+                // that have already started come first, and do not wait until all other
+                // connections have started. Reading the edges also adds the requests of all hosts
+                // to the queue, and removes the requests whose connection was reset.
                 if let Some(start) = endpoints.next_start(hub, now) {
                     return Ok(Some(start));
                 }

@@ -22,9 +22,9 @@ use rdma_transport::mr::{Access, MrId};
 use rdma_transport::newcomers::Host;
 use rdma_transport::slab::{Key, Slab};
 
-/// The longest time for which the peer of a closed link can read its last records. The time is
-/// long, so that a stopped peer process finds its last messages when it runs again. The number of
-/// lingering links and their bytes are limited.
+/// The longest time for which the peer of a closed link can read the last records of the link. The
+/// time is long, so that a peer process that was stopped can still read them when it runs again.
+/// The number of lingering links and their bytes are limited.
 pub(super) const PARTING: Duration = Duration::from_secs(600);
 
 /// The endpoints of a provider, the unfinished handshakes, and the numbers of live connections.
@@ -155,7 +155,7 @@ impl<N: Net> Endpoints<N> {
     }
 
     /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or
-    /// let linger. For a link, adds the lingering socket itself, and returns `None`.
+    /// let linger. For a link, this function adds the lingering socket, and returns `None`.
     pub(super) fn remove(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> Option<SocketId> {
         match self.take(hub, key)?.take_apart(hub) {
             (_, Some(Work::Ring(link, socket))) => {
@@ -187,9 +187,8 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is
-    /// given, sends its bytes to the peer before the socket is closed. The time in `rest` is the
-    /// current time.
+    /// Ends a handshake. If `failure` is given, raises an event that reports the failure. `rest`
+    /// contains bytes to send to the peer before the socket is closed, and the current time.
     pub(super) fn fail(
         &mut self,
         hub: &mut Hub<N>,
@@ -344,7 +343,7 @@ impl<N: Net> Endpoints<N> {
         Ok(())
     }
 
-    /// Creates the connection-manager id of an id for datagrams.
+    /// Creates the connection-manager id for the datagram id `key`.
     pub(super) fn add_datagrams(&mut self, ports: &mut Ports, key: Key) -> CmId {
         let id = CmId(self.insert(CmEndpoint::Datagram(key)));
         ports.name(key, id);
@@ -389,9 +388,9 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Removes and returns the next event from the queue of connections that wait to start. The
-    /// `accept_timeout` of a connect request begins here. So if the program is slow to receive
-    /// requests, none of them is rejected meanwhile.
+    /// Removes and returns the next event with which a connection starts. The `accept_timeout` of a
+    /// connect request begins only here. So no request expires in the queue, even if the program is
+    /// slow to receive the events.
     pub(super) fn next_start(&mut self, hub: &mut Hub<N>, now: Instant) -> Option<CmEvent> {
         let event = hub.starts.pop()?;
         let CmId(key) = event.id;
@@ -416,7 +415,8 @@ fn part<N: Net>(hub: &mut Hub<N>, mut link: Box<Link<N::Segment>>, socket: Optio
     let calls = link.publish();
     link.part(&mut hub.resources);
     if hub.account.unmaps() {
-        // The account may have left windows of the link to unmap in the next turn.
+        // The account unmaps a bounded number of windows per turn. Some windows of the link may
+        // still be mapped, so another turn is needed.
         hub.net.wake(NetChannel::Completion);
     }
     let Some(socket) = socket else { return link.free() };

@@ -52,8 +52,7 @@ impl End {
     }
 
     /// Returns the end of an accepted connection whose peer continues on TCP although shared memory
-    /// is required. The program is not notified of the connection, and no byte of its stream is
-    /// processed.
+    /// is required. `Established` was not raised, and no byte of the stream is processed.
     fn of_refused_stream() -> Self {
         Self::of(DisconnectCause::PeerViolation("it continues on TCP although shared memory is required".into()))
     }
@@ -116,9 +115,9 @@ pub(super) struct TcpFlow<S> {
     /// The number of transmissions, modulo 2^32. TCP's segment size is read again once in 1,024
     /// transmissions.
     transmissions: u32,
-    /// The time of the peer's last sign of life: of an input ([`Pace::is_sign_of_life`]), or of a
-    /// transmission to a socket that had been full. Before the first sign of life, the time at
-    /// which the connection became live.
+    /// The time of the peer's last sign of life. A sign of life is received data
+    /// ([`Pace::is_sign_of_life`]), or further bytes that a full socket accepts. Before the first
+    /// sign of life, the time at which the connection became live.
     pub(super) last_heard: Instant,
     /// The pace, which limits the length of receive calls.
     pace: Pace,
@@ -161,7 +160,7 @@ impl<S> TcpFlow<S> {
         self.qp.establish(role, agreement, max_segment);
         if role == Role::Responder {
             // An initiator that has agreed to send a first message gets `ready_timeout` to send it.
-            // Any other initiator gets `reply_grace` to read the reply, before this side sends
+            // Any other initiator gets `reply_grace` to read the reply, before the local side sends
             // FPDUs.
             let wait = if agreement.rtr.is_some() {
                 hub.config.ready_timeout
@@ -206,7 +205,7 @@ impl<S> TcpFlow<S> {
         hub.enqueue(self.key, &mut self.queued);
     }
 
-    /// Returns true if this side has offered shared memory, and the peer has sent no hello.
+    /// Returns true if the local side has offered shared memory, and the peer has sent no hello.
     pub(super) fn awaits_hello(&self) -> bool {
         matches!(self.offer.as_deref(), Some(Offered::Waiting(_)))
     }
@@ -360,9 +359,10 @@ impl<S> TcpFlow<S> {
         };
         match result {
             Ok(sent) => {
-                // A full socket accepts bytes again only after the peer's TCP has acknowledged
-                // some, so this is a sign of life. On a slow link, the answer to a ping would be
-                // too late, because the ping waits behind the unsent data.
+                // A full socket accepts further bytes only after the peer's TCP has acknowledged
+                // some of the sent bytes. Such an acknowledgment is a sign of life. On a slow
+                // link, the answer to a ping would be too late, because the ping waits behind the
+                // unsent data.
                 if std::mem::replace(&mut self.sent, sent) == Sent::Blocked && accepts {
                     self.last_heard = hub.now.map_or(self.last_heard, |now| self.last_heard.max(now));
                 }

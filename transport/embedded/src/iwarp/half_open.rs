@@ -34,9 +34,9 @@ pub(super) struct Handshakes {
 }
 
 impl Handshakes {
-    /// Returns true if a listener accepts nothing: the limit of handshakes is reached, or the
-    /// system had no descriptor or memory for a connection. In the second case, the listener
-    /// accepts again at its deadline.
+    /// Returns true if a listener is paused, because the limit of handshakes was reached, or
+    /// because the system had no descriptor or memory for a connection. In the second case, the
+    /// listener accepts connections again at its deadline.
     pub(super) fn is_paused<N: Net>(&self, hub: &Hub<N>, listener: Key) -> bool {
         self.paused.contains(&listener) || hub.deadlines.of(Owner::Endpoint(listener)).is_some()
     }
@@ -53,8 +53,8 @@ impl Handshakes {
         hub.net.wake(NetChannel::Cm);
     }
 
-    /// Adds a listener to the backlog, unless it is there already. Otherwise each further edge of
-    /// the listener would make each round serve it once more.
+    /// Adds a listener to the backlog, unless the backlog contains the listener already. A round
+    /// serves a listener once per entry, so duplicates would repeat the work.
     pub(super) fn accept_later(&mut self, listener: Key) {
         if !self.backlog.contains(&listener) {
             self.backlog.push_back(listener);

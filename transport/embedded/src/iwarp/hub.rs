@@ -49,7 +49,7 @@ pub(super) enum Owner {
     Port(Key),
 }
 
-/// The deadlines of a provider. Each owner has at most one.
+/// The deadlines of a provider. Each owner has at most one deadline.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
     by_time: BTreeSet<(Instant, Owner)>, // bound: deadlines
@@ -117,7 +117,7 @@ pub(super) struct Hub<N: Net> {
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) events: VecDeque<CmEvent>, // bound: events
     /// The events with which connections start: connect requests and resolved addresses. The
-    /// program receives them by turns of the hosts.
+    /// program receives one event of each host in turn.
     pub(super) starts: StartQueue,
     /// The `now` of the last call of `progress` or `next_cm_event`, for calls that have no `now`.
     /// `None` before the first of these calls.
@@ -154,7 +154,7 @@ impl<N: Net> Hub<N> {
         if self.requires_shared_memory() { WITHIN_HOST } else { NAME }
     }
 
-    /// Returns true if connections may use no TCP stream after their handshake.
+    /// Returns true if connections must not use their TCP stream after the handshake.
     #[inline]
     pub(super) fn requires_shared_memory(&self) -> bool {
         self.config.shared_memory == SharedMemoryPolicy::Require
@@ -241,7 +241,7 @@ impl<N: Net> Hub<N> {
         self.events.push_back(CmEvent { id: CmId(key), kind });
     }
 
-    /// Adds an event to the queue of connections that wait to start.
+    /// Adds an event to `starts`, the queue of the events with which connections start.
     pub(super) fn enqueue_start(&mut self, host: Host, key: Key, kind: CmEventKind) {
         self.wake_for_event();
         self.starts.push(host, CmEvent { id: CmId(key), kind });

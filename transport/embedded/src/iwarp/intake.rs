@@ -44,7 +44,7 @@ pub(crate) struct Intake {
     room: usize,
     /// The staging buffer: a fixed part for each gap, then the part behind the last destination.
     staging: Box<[u8]>,
-    /// The octets that were copied out of wrong destinations.
+    /// The octets that [`Intake::spill`] copies out of the destinations of a wrong forecast.
     spilled: Vec<u8>, // bound: receive-call
 }
 

@@ -2,9 +2,9 @@
 //! connection has sent, and discards received bytes. Closing a socket with unread bytes immediately
 //! would reset the stream, and the peer would lose data that it has not read.
 //!
-//! The Unix socket of a connection in shared memory outlives it for the same reason: its peer reads
-//! the last records from the memory. This memory is released when the peer has closed its socket,
-//! or at the deadline.
+//! In the same way, a connection in shared memory leaves its Unix socket open while the peer reads
+//! the last records from the shared memory. This memory is released when the peer has closed its
+//! socket, or at the deadline.
 
 use std::collections::VecDeque;
 use std::io;
@@ -77,7 +77,8 @@ impl Linger {
                 None => net.recv(self.socket, &mut [RecvSlice::new(scratch)]),
             };
             match received {
-                // A peer that has ended its own stream still reads.
+                // The peer has ended its own stream, but may still read. So the socket is closed
+                // only if the local stream has ended, too.
                 Ok(0) => return self.finished,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

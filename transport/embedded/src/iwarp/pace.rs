@@ -17,9 +17,9 @@ const SAMPLE: usize = 4096;
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
-/// If at least this number of octets of an incomplete FPDU arrives, these octets are a sign of life
-/// of the peer. A TCP segment in the middle of an FPDU has more octets, so a live peer is noticed.
-/// A peer that sends its FPDUs octet by octet does not count as alive.
+/// If at least this number of bytes of an incomplete FPDU arrives, they are a sign of life of the
+/// peer. A TCP segment in the middle of an FPDU normally has more bytes, so a live peer counts as
+/// alive. A peer that sends its FPDUs byte by byte does not count as alive.
 const SIGN: usize = 512;
 
 /// The pace of one connection: the room for its next receive call.

@@ -34,7 +34,7 @@ const HOPS: u8 = 64;
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
 /// The largest number of network errors that one call of `read_network_errors` reads from a port.
-/// The error queue of a socket holds fewer errors than this.
+/// With the system's default size of receive buffers, a socket's error queue holds fewer errors.
 const REFUSALS: usize = 1024;
 /// The time after which a query without a reply is sent again for the first time. The time doubles
 /// with each attempt, up to `LAST_WAIT`.
@@ -57,7 +57,8 @@ pub(super) struct Ports {
     /// The received queries that have no connection-manager id yet.
     queries: VecDeque<Query>, // bound: queries
     /// The number of rounds of a busy poll while some port is hot (`Tables::hot`), modulo 2^32.
-    /// Every `SPIN_FULL`-th or every second such round checks all sockets.
+    /// Every `SPIN_FULL`-th round checks all sockets. If the provider also has connections, every
+    /// second round does.
     spins: u32,
 }
 
@@ -120,8 +121,8 @@ impl Ports {
                         port.waiting.push_back(key);
                         return;
                     }
-                    // The error may belong to an earlier datagram, so the current datagram is tried
-                    // once more.
+                    // The error may belong to an earlier datagram, so the current datagram is
+                    // sent once more.
                     Err(_) if again => again = false,
                     result => {
                         log::debug!("a datagram from {} is lost: {result:?}", port.address);
@@ -410,7 +411,7 @@ impl Ports {
         }
     }
 
-    /// Sends the pending query of an id, initially or again.
+    /// Sends or resends the pending query of a datagram id.
     pub(super) fn send_query<N: Net>(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(id) = self.ids.get(key) else { return };
         if let DatagramPhase::Querying(pending) = &id.phase {
@@ -436,7 +437,7 @@ impl Ports {
         }
     }
 
-    /// Handles the deadline of an id: sends a query again, or fails the id.
+    /// Handles the deadline of a datagram id: resends its query, or fails the id.
     pub(super) fn expire_datagram<N: Net>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         match self.ids.get_mut(key).map(|id| &mut id.phase) {
             Some(DatagramPhase::Querying(pending)) if pending.until > now => {
@@ -453,9 +454,9 @@ impl Ports {
 }
 
 fn arrival(config: &RoceConfig, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
-    // The LID of the source is the UDP port to which the program replies. If all ids of a provider
-    // share one UDP port, replies go to the shared port, even if the datagram came from another
-    // port.
+    // The LID of the source is the UDP port to which the program replies. If the settings name one
+    // UDP port for all datagrams, the program replies to that port, even if the datagram came from
+    // another port.
     let lid = config.port.unwrap_or(from.port());
     let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
     Arrival {

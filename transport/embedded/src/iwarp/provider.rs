@@ -60,7 +60,8 @@ pub struct Iwarp<N: Net> {
     pub(super) datagrams: Ports,
     pub(super) edges: Vec<(SocketId, Ready)>, // bound: turn
     /// The number of rounds of a busy poll while some stream is hot (`Hub::hot`), modulo 2^32.
-    /// Every `SPIN_FULL`-th or every second such round checks all sockets.
+    /// Every `SPIN_FULL`-th round checks all sockets. If the provider also has other sockets, every
+    /// second round does.
     pub(super) spins: u32,
 }
 

@@ -185,8 +185,8 @@ impl QueuePair {
     fn record_failure(&mut self, fault: &Fault) {
         let failed = match fault {
             Fault::Violation(..) => None,
-            // Received octets cause this fault only while a response is placed. So the fault belongs to the oldest request without a
-            // complete response.
+            // In received data, only the placement of a response can fail a local work request. So
+            // the oldest work request with an incomplete response has failed.
             Fault::WorkRequest(status) => Some((self.tx.sends.outstanding.oldest(), *status)),
             Fault::Terminated(terminate) => terminate.as_ref().and_then(|terminate| self.refused(terminate)),
         };

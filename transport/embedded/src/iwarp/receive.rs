@@ -155,8 +155,8 @@ impl Receiver {
     }
 
     /// Returns the destination of the rest of the current payload, or of its first part if the rest
-    /// is not contiguous. Returns `None` for an untagged operation other than a Send, whose payload
-    /// is not for the program.
+    /// is not contiguous. Returns `None` for an untagged segment that is not a Send: such a payload
+    /// does not go to memory of the program.
     fn remaining_buffer(&self) -> Option<PayloadBuffer> {
         let CurrentSegment { header, done, left: len, .. } = self.segment;
         match header {

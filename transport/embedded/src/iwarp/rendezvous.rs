@@ -11,7 +11,7 @@
 //!
 //! If anything fails before step 3, the active side sends its first message on the TCP stream. The
 //! passive side sends nothing until it has received a message on the stream or a record in the
-//! segment. So both sides use the same one: the TCP stream or the segment.
+//! segment. So both sides always choose the same path: the TCP stream or the segment.
 
 use std::collections::VecDeque;
 use std::io;
@@ -40,9 +40,9 @@ const NAME: &[u8] = b"rdma-";
 /// The largest number of accepted peers that have sent no hello. At the limit, a new peer replaces
 /// the oldest one.
 const MAX_NEW_PEERS: usize = 64;
-/// The first pause of the setup of shared memory. Each pause is twice as long as the previous one,
-/// up to `LONGEST_PAUSE`, because between two pauses, further sockets may have to stay open until
-/// the process ends.
+/// The length of the first pause of the setup of shared memory. Each later pause is twice as long,
+/// up to `LONGEST_PAUSE`: after each pause, other users can make the process keep further sockets
+/// open until it ends, and longer pauses slow this down.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -125,8 +125,8 @@ impl<S: Segment> RingFlow<S> {
                     Some(LinkFault::Violation(Refusal::Malformed))
                 };
                 let Some(fault) = fault else {
-                    // The peer has ended the connection, and with it the lending of memory that
-                    // this side has not read.
+                    // The peer has ended the connection, so it no longer lends the memory of
+                    // payload that the local side has not read.
                     return Outcome::Ended(End::of(peer_has_gone(false)));
                 };
                 received = Err(fault);
@@ -140,10 +140,11 @@ impl<S: Segment> RingFlow<S> {
         if received.news {
             self.last_heard = now;
         }
-        // The result is ignored, because the caller assumes that the link is not armed.
+        // The result, true if the link is not armed, is ignored: the caller of `serve` always
+        // treats the link as not armed.
         let _ = self.pump(hub);
-        // The peer has closed its socket, and the ring was found empty after that. So no more
-        // records can arrive.
+        // The peer has closed its socket, and after that, the local side has found no unread
+        // records in the ring. So no more records can arrive.
         if self.closed && !received.more && !self.link.has_news() {
             let is_complete = self.link.is_at_boundary() && !self.link.is_removed();
             return Outcome::Ended(End::of(peer_has_gone(is_complete)));

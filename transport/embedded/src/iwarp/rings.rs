@@ -1,8 +1,8 @@
 //! The connections in shared memory (links). This module decides which rings a busy poll checks,
 //! and which links are armed.
 //!
-//! A link is *armed* if the local side has announced in the shared memory that the local side
-//! sleeps. A peer wakes this side only if the link is armed. So all links are armed before the
+//! A link is *armed* if the local side has announced in the shared memory that it sleeps. A peer
+//! wakes the local side only if the link is armed. So all links are armed before the
 //! caller sleeps. The links that have received something recently are *hot*: in most rounds, a busy
 //! poll only checks the rings of hot links. Each link that is not armed is hot.
 
@@ -19,9 +19,9 @@ use rdma_transport::slab::Key;
 const MAX_HOT: usize = 32;
 /// The number of rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;
-/// A busy poll checks all connections in one of 64 rounds, or in one of 2 rounds if there are also
-/// connections on TCP or UDP ports. In the other rounds, a busy poll only checks the rings of hot
-/// links.
+/// A busy poll checks all connections in one of 64 rounds, or in one of 2 rounds if the provider
+/// also has TCP connections or UDP ports. In the other rounds, and in each round that finds input
+/// in a ring, a busy poll only checks the rings of hot links.
 const ROUNDS: (u32, u32) = (64, 2);
 
 /// The hot links, and the number of rounds of the busy poll.
@@ -32,8 +32,8 @@ pub(super) struct Rings {
     hot: Vec<(Key, u32)>, // bound: hot-links
     /// The number of rounds of a busy poll so far, modulo 2^32.
     rounds: u32,
-    /// True if there may be a link that is not armed. The peer of such a link does not wake this
-    /// side.
+    /// True if there may be a link that is not armed. The peer of such a link does not wake the
+    /// local side.
     pub(super) unarmed: bool,
 }
 
@@ -107,8 +107,8 @@ impl Rings {
     }
 }
 
-/// Arms a link that is no longer hot. The peer of an armed link wakes this side when there is
-/// input.
+/// Arms a link that is no longer hot: from now on, the peer wakes the local side when it writes
+/// records.
 fn cool<N: Net>(endpoints: &mut Endpoints<N>, hub: &mut Hub<N>, key: Key) {
     if let Some(CmEndpoint::Ring(flow)) = endpoints.get_mut(key) {
         if flow.arm(hub) {

@@ -13,7 +13,7 @@ use rdma_transport::newcomers::Host;
 #[derive(Debug, Default)]
 pub(super) struct StartQueue {
     by_host: BTreeMap<Host, VecDeque<CmEvent>>, // bound: half-open
-    /// The host that has had the last turn.
+    /// The host whose event was returned most recently.
     served: Option<Host>,
 }
 

@@ -239,9 +239,10 @@ pub(crate) struct RequestTerms {
 }
 
 impl RequestTerms {
-    /// Returns false if the request contains a hash of the path that differs from `path`, that of
-    /// the local side: there is a proxy between the peers. If the request contains none, only the
-    /// hello of the initiator shows its hash.
+    /// Returns false if the request contains a hash of the path, and this hash differs from `path`,
+    /// the hash that the local side has computed. Different hashes mean that a proxy is between the
+    /// peers. A request without a hash passes: the hello of the initiator contains the hash, and is
+    /// checked later.
     pub(crate) fn is_direct(&self, path: Option<u32>) -> bool {
         self.path.is_none() || self.path == path
     }
@@ -266,8 +267,8 @@ pub(crate) enum Judgement {
     Unknown(&'static str),
 }
 
-/// Splits the private data of a request into that of the program and the initiator's hash of the
-/// path.
+/// Splits the private data of a request into the program's private data and the initiator's hash
+/// of the path.
 pub(crate) fn split_path<'a>(request: &StartupHeader, private_data: &'a [u8]) -> (&'a [u8], Option<u32>) {
     match private_data.split_last_chunk::<PATH_LEN>() {
         Some((rest, path)) if request.revision == 2 && request.reserved & PATH != 0 => {

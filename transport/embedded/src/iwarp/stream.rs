@@ -24,8 +24,8 @@ use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SgeList};
 
-/// `MAX_BATCH` is the number of framed bytes that TCP has not accepted at which framing stops.
-/// `MAX_CONTROL` is the number of bytes in the control buffer at which framing stops.
+/// Framing stops when `MAX_BATCH` framed bytes wait for TCP to accept them, or when the control
+/// buffer contains `MAX_CONTROL` bytes.
 const MAX_BATCH: usize = 512 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
 /// The largest number of pieces that one FPDU adds: a header, the scatter-gather entries of a work request, and a trailer.

@@ -158,7 +158,7 @@ impl TcpNet {
             let why = "TcpConfig::keepalive must be 1 s to 32,767 s";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        // The system would refuse a longer time for each new socket, and takes 0 for no limit.
+        // The system would refuse a longer time at each new socket. With 0, it sets no limit.
         if config.user_timeout.is_some_and(|time| !(1..=u128::from(MAX_USER_TIMEOUT)).contains(&time.as_millis())) {
             let why = "TcpConfig::user_timeout must be 1 ms to 2,147,483,647 ms";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));

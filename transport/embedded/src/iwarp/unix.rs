@@ -17,10 +17,10 @@ use rdma_transport::sockets;
 const BACKLOG: i32 = i32::MAX;
 /// The user id that stands for all unknown users in a user namespace. Used if `/proc/sys/kernel/overflowuid` cannot be read.
 const OVERFLOW: u32 = 65534;
-/// The number of sockets that are kept open because closing them may block, at which Unix
-/// connections are refused until
-/// [`LocalSockets::renew_local`](super::net::LocalSockets::renew_local) is called. While a listener
-/// is closed, the same limit applies to the sockets in its backlog.
+/// The largest number of sockets that are kept open because closing them may block. At this limit,
+/// no Unix connections are made or accepted until
+/// [`LocalSockets::renew_local`](super::net::LocalSockets::renew_local) is called. The same limit
+/// applies separately to the backlog of a listener that is closed.
 const MAX_KEPT: usize = 8; // bound: foreign-sockets
 
 /// The peers that are refused, because they belong to other users. Such a peer may send packets with descriptors before it is refused. When

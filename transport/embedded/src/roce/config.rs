@@ -14,8 +14,8 @@ pub struct RoceConfig {
     /// With `None`, the default, a listener at port `n` uses the UDP port `n`. For each local address, the ids that do not listen share one
     /// UDP port that the system chooses. So several processes can use one address for datagrams.
     ///
-    /// With 4791, the program exchanges datagrams with RoCE devices of other hosts, such as the kernel's rxe. While a process uses this
-    /// port of an address, no other process can use the port of that address.
+    /// With 4791, the program exchanges datagrams with RoCE devices of other hosts, such as the
+    /// kernel's rxe. At each local address, only one process at a time can use this port.
     pub port: Option<u16>,
     /// The UDP port of datagrams to multicast groups. The default is 4791. Several processes can use the same port at the same time.
     pub group_port: u16,

@@ -37,8 +37,8 @@ pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
 }
 
 /// Returns true if the packet that begins at [`HEADROOM`] of `buffer` has a valid ICRC. `len` is
-/// the length of the packet with its ICRC. Over IPv4, the ICRC is valid if it matches for any
-/// identification, because sockets do not expose the identification.
+/// the length of the packet with its ICRC. Over IPv4, the ICRC is valid if it is correct for one of
+/// the possible identifications, because sockets do not expose the identification.
 pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> bool {
     let Some(covered) = len.checked_sub(icrc::LEN).filter(|_| HEADROOM + len <= buffer.len()) else { return false };
     let own = crc(buffer, covered, from, to);

@@ -35,8 +35,9 @@ pub(crate) fn of(octets: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(octets)
 }
 
-/// Returns the value of two octets that changes the CRC of a packet by `difference` if the value replaces two zero octets. The value is a
-/// big-endian number. `behind` is the number of octets that follow the two octets. Returns `None` if no value causes this difference.
+/// Finds the two octets that change the CRC of a packet by `difference` when they replace two zero
+/// octets. Returns them as a big-endian number. `behind` is the number of octets that follow the
+/// two octets in the packet. Returns `None` if no two octets cause this difference.
 pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
     let mut register = difference;
     let octets = behind + 2;

@@ -20,7 +20,7 @@ pub(crate) const GROUPS: usize = 64;
 pub(crate) enum DatagramPhase {
     /// Bound to an address of this host.
     Bound,
-    /// Listens for queries for the service at this port.
+    /// Listens for queries for the service with this port number.
     Listening(u16),
     /// The program may query this peer until the deadline.
     Resolved(SocketAddr, Instant),
@@ -50,7 +50,7 @@ pub(crate) struct PendingQuery {
 /// A connection-manager id for datagrams.
 #[derive(Debug)]
 pub(crate) struct DatagramId {
-    /// The id by which the program knows this object, once it is assigned.
+    /// The id that the program uses for this object; [`Key::NONE`] until the caller assigns one.
     pub(crate) id: CmId,
     pub(crate) phase: DatagramPhase,
     /// The UDP port that sends the id's datagrams.
@@ -90,7 +90,8 @@ impl DatagramId {
         self.qp.as_mut()?.polled(opcode)
     }
 
-    /// Returns the id's queue pair, for posting. If the id has no queue pair, returns the error that no work request was posted.
+    /// Returns the id's queue pair, for posting. Returns an error if the id has no queue pair. This
+    /// error states that no work request of the chain was posted.
     pub(crate) fn queue_pair(&mut self) -> std::result::Result<&mut DatagramQueuePair, PostError> {
         self.qp.as_deref_mut().ok_or(PostError { posted: 0, error: TransportError::Stale { object: "queue pair" } })
     }

@@ -17,7 +17,8 @@ const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
 /// The kinds of ports, by the datagrams that they receive.
 #[derive(Debug)]
 pub(crate) enum PortKind {
-    /// Receives the datagrams to a local address. `services` contains the id that listens at each port. Queries for a port go to this id.
+    /// Receives the datagrams to a local address. `services` maps the port number of each service
+    /// to the connection-manager id that listens for queries for this service.
     Address { services: BTreeMap<u16, Key> }, // local: endpoints of the program
     /// Receives the datagrams to a multicast group, on the interface with the address `member`. `ids` are the ids that have joined the
     /// group on this interface.

@@ -56,7 +56,7 @@ pub(crate) struct DatagramQueuePair {
     phase: SendState,
 }
 
-/// The states of the send queue, and of the queue pair.
+/// The states of the send queue. A closed queue pair has the state `Over`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendState {
     Sending,
@@ -215,9 +215,14 @@ impl DatagramQueuePair {
         self.phase == SendState::Waiting
     }
 
-    /// Copies a received datagram into the next receive and completes the receive. The datagram is dropped if no receive is posted, if the
-    /// next receive is too short for the route header and the payload, if the payload is longer than `max`, or if the queue pair is closed.
-    /// A datagram that is too long is no error, because otherwise any peer could end the queue pair.
+    /// Copies a received datagram into the next receive and completes the receive. A datagram that
+    /// is too long is no error, because otherwise any peer could end the queue pair. The datagram
+    /// is dropped in these cases:
+    ///
+    /// - No receive is posted.
+    /// - The next receive is too short for the route header and the payload.
+    /// - The payload is longer than `max`.
+    /// - The queue pair is closed.
     pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
         if payload.len() > self.max || self.phase == SendState::Over {
             return;

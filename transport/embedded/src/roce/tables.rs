@@ -18,8 +18,9 @@ pub(crate) struct Tables {
     pub(crate) addresses: Slab<SocketAddr>, // local: peers that the program has looked up
     /// The ids with a query that has no reply yet, by request id.
     pub(crate) queries: BTreeMap<u32, Key>, // local: lookups of the program
-    /// The ids that were created for received queries. A query is in this map while the program has not answered it, or while its reply may
-    /// have to be sent again. The map's key is the address of the peer and the request id that the peer has chosen.
+    /// The connection-manager ids that were created for received queries. An id is in this map
+    /// while the program has not answered the query, or while the reply may have to be sent again.
+    /// The map's key is the address of the peer and the request id that the peer has chosen.
     pub(crate) received_queries: BTreeMap<(SocketAddr, u32), Key>, // bound: queries
     /// The number of received queries that the program has not answered yet.
     pub(crate) unanswered: usize,
@@ -42,8 +43,9 @@ impl Tables {
         self.ports.insert(port)
     }
 
-    /// Returns the UDP port that the ids at a local address share, or `None` if it is not open. If `common` is given, the shared port is
-    /// the one with that number. Otherwise, the shared port is a UDP port on which no id listens. Ignores the port number in `local`.
+    /// Returns the UDP port that the ids at a local address share, or `None` if it is not open. If
+    /// `common` is given, the shared UDP port has this port number. Otherwise, it is the UDP port
+    /// on which no id listens. Ignores the port number in `local`.
     pub(crate) fn shared(&self, local: SocketAddr, common: Option<u16>) -> Option<Key> {
         self.find(|port| match &port.kind {
             PortKind::Address { services } => {

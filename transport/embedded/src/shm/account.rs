@@ -6,9 +6,9 @@
 //!
 //! The exception is lent memory ([`Window::is_lent`]): a hostile peer can remove its pages. A local
 //! process that reads removed pages pays for new ones until it unmaps the window. The page faults
-//! of these reads are counted. At the limit of one window, or of all windows, lent windows are not
-//! read any more, and messages are fetched by requests. Reads from staging buffers are not counted,
-//! because a connection has only one short staging buffer.
+//! of these reads are counted. At the limit of one window, or of all windows, the local side does
+//! not read the lent window any more, but sends Read requests to the peer. Reads from staging
+//! buffers are not counted, because a connection has only one short staging buffer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,26 +19,27 @@ use rdma_transport::mem::Window;
 
 /// The length of the staging buffer of a side in bytes.
 pub(super) const STAGING: usize = 256 << 10;
-/// The largest length of a window, and of the windows that are unmapped in one turn, in bytes. If
-/// the peer process has exited, unmapping a window of this length takes about 10 ms, because the
-/// kernel then frees all pages of the file.
+/// The largest length of a window, in bytes. The windows that are unmapped in one turn have at most
+/// this length in total, too. If the peer process has exited, unmapping a window of this length
+/// takes about 10 ms, because the kernel then frees all pages of the file.
 pub(super) const SLICE: u64 = 64 << 20;
-/// The weight of a byte of lent memory in the limit of bytes that are unmapped in one turn.
-/// Unmapping always frees the pages of lent memory, but other pages only if the peer process has
-/// exited.
+/// The number of bytes that one byte of lent memory counts in the limit for one turn, [`SLICE`]. It
+/// is more than 1, because unmapping lent memory always frees its pages. Unmapping other memory
+/// frees its pages only if the peer process has exited.
 const REMOVAL: u64 = 8;
 /// The largest number of windows of all providers of the process: a quarter of the default of
 /// `vm.max_map_count`. At `vm.max_map_count` mappings, the kernel refuses memory to every part of
 /// the process.
 pub(crate) const MAX_IN_PROCESS: usize = 16 << 10;
-/// The process may be charged for removed pages of [`WindowLimits::bytes`] divided by this number:
-/// 48 MiB by default. The kernel maps 16 pages per page fault, so honest peers do not reach this
-/// limit even if their windows use all bytes.
+/// The divisor of [`WindowLimits::bytes`] for another limit: the bytes of removed pages that the
+/// process may be charged for, 48 MiB by default. The kernel maps 16 pages per page fault, so
+/// honest peers do not reach this limit even if their windows use all bytes.
 const CHARGED: u64 = 16 * PART / (PART - 1);
 /// The divisor for shares of the limits: the windows of one connection may use a quarter of the
 /// bytes. A quarter of the bytes, and of the number of windows, is reserved for staging buffers.
 const PART: u64 = 4;
-/// The number of bytes for which a window may be charged, however short it is.
+/// The process may be charged for this number of bytes of a lent window, and for an eighth of the
+/// window's length in addition.
 const SMALL: u64 = 64 << 10;
 
 /// The number of windows of all providers of the process.
@@ -85,8 +86,8 @@ impl WindowAccount {
         Self { limits, ..Self::default() }
     }
 
-    /// Adds a window of `len` bytes of a connection whose windows have `of_connection` bytes.
-    /// Returns an error, and adds nothing, if the sum would exceed a limit.
+    /// Adds a window of `len` bytes. The other windows of its connection have `of_connection` bytes
+    /// in total. Returns an error, and adds nothing, if a sum would exceed a limit.
     pub(super) fn add(&self, kind: WindowKind, len: u64, of_connection: u64) -> io::Result<()> {
         let WindowLimits { bytes, count } = self.limits;
         let share = |of: u64| if kind == WindowKind::Staging { of } else { of - of / PART };
@@ -112,16 +113,16 @@ impl WindowAccount {
         Err(io::Error::other(format!("{len} bytes are not mapped: {limit}")))
     }
 
-    /// Subtracts a window of `len` bytes that was added, and that is not mapped any more, or could
-    /// not be mapped.
+    /// Subtracts a window of `len` bytes from the sums, after it was unmapped or could not be
+    /// mapped.
     pub(super) fn subtract(&self, len: u64) {
         self.bytes.fetch_sub(len, Relaxed);
         self.count.fetch_sub(1, Relaxed);
         IN_PROCESS.fetch_sub(1, Relaxed);
     }
 
-    /// Unmaps a window that was added, now or in a later turn. Until it is unmapped, the window
-    /// counts towards the limits.
+    /// Unmaps a window immediately, or in a later turn if the limit of this turn is reached. The
+    /// window counts towards the limits until it is unmapped.
     pub(super) fn remove(&self, window: Window) {
         let len = window.len() as u64;
         let work = if window.is_lent() { REMOVAL * len } else { len };
@@ -150,7 +151,8 @@ impl WindowAccount {
         self.charged.fetch_add(bytes, Relaxed);
     }
 
-    /// Returns true if windows were unmapped in this turn. Further ones may wait for the next turn.
+    /// Returns true if windows were unmapped in this turn. Other windows may wait for the next
+    /// turn.
     #[inline]
     pub(crate) fn unmaps(&self) -> bool {
         self.unmapped.load(Relaxed) > 0

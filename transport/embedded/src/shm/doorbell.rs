@@ -49,7 +49,7 @@ pub(super) fn has_work<W: Words>(words: &W, incoming: &Consumer, outgoing: &Prod
     incoming.has_news(words) || (causes & ROOM != 0 && outgoing.has_tail_moved(words))
 }
 
-/// Clears the local call word: this side is awake, and the peer need not call this side.
+/// Clears the local call word: the local side is awake, so the peer need not wake it.
 #[inline]
 pub(super) fn disarm<W: Words>(words: &W, incoming: &Consumer) {
     words.poke(incoming.half + CALL, 0);
@@ -75,8 +75,8 @@ pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &P
 /// Returns true if the caller must call the peer after the event `cause`, which has just been
 /// published. `outgoing` is the offset of the half of the segment that contains the peer's call
 /// word. If the result is true, this function has set the call word to 0, so that the peer is
-/// called only once. The word contained `cause`, or other events with which the peer had just
-/// replaced `cause`.
+/// called only once. This may erase other events than `cause`, if the peer has changed the word
+/// during this function. The peer must be called for these events, too.
 #[inline]
 fn must_call<W: Words>(words: &W, outgoing: usize, cause: u64) -> bool {
     if !rdma_transport::planted("published-without-a-fence") {

@@ -72,8 +72,8 @@ pub(crate) struct Hello {
     pub(crate) secret: Secret,
     /// The handle of the connection, from the offer.
     pub(crate) key: Key,
-    /// A hash of the two addresses of the TCP connection, as the sender sees them. If the
-    /// receiver's hash differs, a proxy is between the two.
+    /// A hash of the two addresses of the TCP connection, as the active side sees them. If the
+    /// passive side computes another hash, a proxy is between the two sides.
     pub(crate) path: u32,
 }
 

@@ -36,7 +36,8 @@ const INLINE: usize = 64;
 /// The keys of four regions. The peer may read and write the first, and only read the second. The third is restricted
 /// to another connection, and the fourth has no rights for peers.
 const KEYS: [u32; 4] = [0x10, 0x11, 0x12, 0x13];
-/// The key of the memory of sends, into which Reads and atomic operations write as well.
+/// The key of the region that contains the payloads of sends and the responses to Reads and atomic
+/// operations.
 const SINK: u32 = 0x14;
 
 /// The side that is attacked.
@@ -335,7 +336,8 @@ fn the_memory_of_a_connection_comes_back_whatever_its_peer_keeps() {
     drop(announced);
     victim.link.end(&mut victim.resources.cqs);
     victim.link.part(&mut victim.resources);
-    // The message is in the ring, because the peer has not reported that it has mapped the buffer.
+    // The last message is in the ring and not in the staging buffer, because the peer has not
+    // replied that it has mapped the buffer.
     assert_eq!([HostileFile::allocated(&kept), HostileFile::allocated(&of_segment)], [0, LEN as u64]);
     assert!(theirs.load(SegmentSide::Passive.outgoing() + HEAD) > 0, "the last message is gone");
     Box::new(victim.link).free();
@@ -388,8 +390,9 @@ fn a_removed_segment_is_no_violation() {
     assert!(victim.link.receive(usize::MAX, &mut victim.resources).is_err() && victim.link.is_removed());
 }
 
-/// A side that has consumed no record finds none after the pages were removed. It detects the
-/// removal because the position that it has published itself is 0 again.
+/// The peer removes the pages of the segment before the local side has consumed a record. Then the
+/// ring looks empty to the local side. It detects the removal, because the position that it has
+/// published itself is 0 again.
 #[test]
 fn a_side_that_has_read_nothing_notices_a_removed_segment() {
     let (ours, theirs) = segments();
@@ -406,8 +409,8 @@ fn a_side_that_has_read_nothing_notices_a_removed_segment() {
 }
 
 /// Peers announce as much memory as they can. The victim maps no more than the limits allow,
-/// however long, sparse or numerous the windows are, and reserves a part for staging buffers. All
-/// windows are unmapped at the end of their connections, or when their lendings end.
+/// however long, sparse or numerous the windows are. A part of each limit is reserved for staging
+/// buffers. All windows are unmapped at the end of their connections, or when their lendings end.
 #[test]
 fn what_peers_lend_is_limited() {
     const PIECE: u64 = 16 << 20;

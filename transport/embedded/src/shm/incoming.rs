@@ -40,9 +40,11 @@ pub(super) enum Consumed {
     All,
     /// The budget is used up.
     Budget,
-    /// The payload of the next record is in no valid window: the local side has not mapped the window, its lending has
-    /// ended, or the payload is not within it. The packet that announces the window may be unread. If the result is the
-    /// same after all packets are read, the peer has violated the protocol.
+    /// The payload of the next record is in no valid window: the local side has not mapped the
+    /// window, its lending has ended, or the payload is not within the window. The packet that
+    /// announces the window may be unread, so the caller reads all packets and tries again. If the
+    /// payload is still in no valid window, the peer has ended the lending, or has violated the
+    /// protocol.
     UnknownWindow,
 }
 
@@ -115,11 +117,13 @@ impl Incoming {
         Ok((at, header, size))
     }
 
-    /// Drops the published records up to the first refusal, and returns this refusal. Returns
-    /// `None` if there is none. A complete response among the dropped records ends its read or
-    /// atomic operation, so that the refusal refers to the next outstanding one.
+    /// Drops the published records in front of the first refusal, and returns this refusal. Returns
+    /// `None` if there is none. Each complete response among the dropped records removes its read
+    /// or atomic operation from the outstanding requests. So the request that the peer has refused
+    /// is then the oldest outstanding one.
     pub(super) fn find_refusal<S: Segment>(&mut self, segment: &S, outgoing: &mut Outgoing) -> Option<Refusal> {
-        // A correct peer has published at most one ring of records. A hostile peer may publish more in the meantime.
+        // The unread records of a correct peer fit into the ring. A hostile peer may publish more
+        // during this loop.
         let mut left = CAPACITY;
         loop {
             let available = self.ring.available(segment).ok()?;
@@ -166,8 +170,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Returns true if a payload that was copied is valid: it was not in a window, or the lending of its window had not
-    /// ended before the end of the copy.
+    /// Returns true if a copied payload is valid: it was not in a window, or its window was still
+    /// lent at the end of the copy.
     #[inline]
     fn is_valid<S: Segment>(segment: &S, windows: &Windows, header: RecordHeader) -> bool {
         !header.is_in_window() || windows.is_still_lent(segment, header.slot)

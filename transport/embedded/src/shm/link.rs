@@ -196,10 +196,15 @@ impl<S: Segment> Link<S> {
         Ok(())
     }
 
-    /// Sends a message that has no work request, so no completion follows. Returns false, and sends nothing, if the
-    /// ring or the staging buffer is full, the message is too long for one record, the peer has not mapped the staging
-    /// buffer that a long message needs, posted work requests wait, or the connection has ended. The caller must call
+    /// Sends a message that has no work request, so no completion follows. The caller must call
     /// [`Link::transmit`] and [`Link::publish`] afterwards, in the same turn or in a later one.
+    /// Returns false, and sends nothing, in these cases:
+    ///
+    /// - The ring or the staging buffer is full.
+    /// - The message is too long for one record.
+    /// - The message needs the staging buffer, which the peer has not mapped.
+    /// - Posted work requests wait to be sent.
+    /// - The connection has ended, or a fault was found.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         let len = header.len() + payload.len();
@@ -314,7 +319,8 @@ impl<S: Segment> Link<S> {
         doorbell::release(&self.segment, ring, &self.outgoing.ring)
     }
 
-    /// Records which work request has caused the fault, if one has. [`Link::end`] reports it.
+    /// Records the status of the work request that has caused a fault. Does nothing if no work
+    /// request has caused it. [`Link::end`] adds the completion with this status.
     fn note(&mut self, fault: LinkFault) {
         let sends = &mut self.outgoing.sends;
         match fault {
@@ -340,13 +346,14 @@ impl<S: Segment> Link<S> {
         if self.outgoing.wants_room() { NEWS | ROOM } else { NEWS }
     }
 
-    /// Returns true if the call word contains all events for which the peer must wake the local side.
+    /// Returns true if the local call word contains all events for which the peer must wake the
+    /// local side.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         self.armed & self.causes() == self.causes()
     }
 
-    /// Returns true if the call word contains any event.
+    /// Returns true if the local call word contains at least one event.
     #[inline]
     pub(crate) const fn is_armed_at_all(&self) -> bool {
         self.armed != 0
@@ -361,8 +368,9 @@ impl<S: Segment> Link<S> {
         doorbell::arm(&self.segment, &mut self.incoming.ring, &self.outgoing.ring, self.armed)
     }
 
-    /// Marks the local side as awake. `called` is true if a call of the peer has arrived. In that case, the peer has
-    /// already cleared the call word. Otherwise, this method clears it.
+    /// Marks the local side as awake. Clears the local call word, unless `called` is true: then a
+    /// packet from the peer may have arrived. It is usually a wake-up, and before a wake-up, the
+    /// peer clears the word. If the word stays set, the peer only sends a wake-up too many.
     #[inline]
     pub(crate) fn wake(&mut self, called: bool) {
         if self.armed != 0 && !called {
@@ -421,26 +429,28 @@ impl<S: Segment> Link<S> {
 
     /// Returns true if the pages of the segment were removed: a position that one of the two sides
     /// has published is 0 again. The peer has ended the connection, and has removed the pages when
-    /// its lingering time or its limit of lingering bytes was reached. Records that this side has
-    /// not read are lost.
+    /// its lingering time or its limit of lingering bytes was reached. Records that the local side
+    /// has not read are lost.
     pub(crate) fn is_removed(&self) -> bool {
         let ours = (self.outgoing.ring.published, self.outgoing.ring.half);
         let theirs = (self.incoming.ring.pos, self.incoming.ring.half);
         [ours, theirs].into_iter().any(|(pos, half)| pos > 0 && self.segment.load(half + HEAD) == 0)
     }
 
-    /// Returns the fault of a refusal that the peer has published behind a lost payload ([`Link::has_lost_payload`]).
-    /// Drops the records before the refusal. Returns `None` if the peer has published no refusal.
+    /// Searches the unread records for a refusal by the peer, and returns it as a fault. Drops the
+    /// records in front of the refusal. Called after the payload of an unread record was lost
+    /// ([`Link::has_lost_payload`]). Returns `None` if the peer has published no refusal.
     pub(crate) fn find_refusal(&mut self) -> Option<LinkFault> {
         let fault = LinkFault::Refused(self.incoming.find_refusal(&self.segment, &mut self.outgoing)?);
         self.note(fault);
         Some(fault)
     }
 
-    /// Ends the connection: publishes the last records, ends the lendings of regions, and flushes both work queues. The
-    /// program may then reuse the memory of sends that the peer has not read. The peer can still consume the records in
-    /// the ring, up to the first one with a payload in such memory, and find a refusal behind it. Returns true if the
-    /// caller must call the peer.
+    /// Ends the connection: publishes the last records, ends the lendings of regions, and flushes
+    /// both work queues. Afterwards, the program may reuse the memory of sends that the peer has
+    /// not read. The peer can still consume the records in the ring, up to the first record whose
+    /// payload is in a region. Behind this record, it can still find a refusal. Returns true if the
+    /// caller must wake the peer.
     pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
         let calls = self.publish();
         self.wake(false);
@@ -474,8 +484,9 @@ impl<S: Segment> Link<S> {
     }
 }
 
-/// Ends the lendings of regions, unless they have ended: after the drop of a queue pair, the program may reuse the
-/// memory of its sends.
+/// Ends the lendings of regions that have not ended yet: after the drop of a queue pair, the
+/// program may reuse the memory of its sends. Keeps the pages of the segment and of the staging
+/// buffer, unless [`PartedLink::free`] drops the link.
 impl<S: Segment> Drop for Link<S> {
     fn drop(&mut self) {
         self.lendings.end(&self.segment);

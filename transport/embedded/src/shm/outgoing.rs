@@ -47,8 +47,7 @@ const ALIGN: usize = 64;
 const BUDGET: usize = 4 << 20;
 const ATOMIC: usize = ATOMIC_LEN as usize;
 
-/// The position of a work request that needs no further event: it is done when all earlier ones
-/// are.
+/// The position of a work request that is done when all earlier work requests are done.
 const IN_ORDER: CompletionPosition = (0, false);
 
 /// A read or an atomic operation of the peer.
@@ -85,9 +84,10 @@ struct StagingBuffer {
     slot: u8,
     pos: u64,
     tail: u64,
-    /// The parts in the buffer, oldest first. The first number is the position behind the part's record in the record
-    /// ring. Once the peer has consumed the records up to this position, the buffer is free up to the second number,
-    /// which is a position in the buffer.
+    /// The parts in the buffer, oldest first. The first number is the position in the ring at which
+    /// the part's record ends. The second number is the position in the staging buffer at which the
+    /// part ends. When the peer has released the ring up to the first number, the buffer is free up
+    /// to the second number.
     parts: VecDeque<(u64, u64)>, // bound: staging
 }
 
@@ -128,20 +128,20 @@ impl StagingBuffer {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    /// The position of a work request is the position in the ring up to which the peer must have
-    /// consumed records.
+    /// The positions in this queue are positions in the ring. A work request completes only after
+    /// the peer has released all records in front of its position.
     pub(super) sends: SendQueue,
     pub(super) responses: PendingResponses<PeerRequest>,
-    /// True if the first work request in the queue is a write, and a record with a part of it was
-    /// written. Such a write also ends with a record, because the peer does not notice direct
-    /// accesses, and must learn that the write is complete.
+    /// True if the first work request in the queue is a write that has put at least one record into
+    /// the ring. The last part of such a write is also sent in a record, because the peer must
+    /// learn that the write is complete, and does not notice a direct access.
     recorded: bool,
     staging: StagingBuffer,
-    /// The position behind the last record of a write. Until the peer has consumed the ring up to this position, that
-    /// write has possibly not taken effect.
+    /// The position behind the newest record of kind `Write`. If the peer has not yet released the
+    /// records in front of this position, a write may not have taken effect.
     changes: u64,
-    /// The replies to the peer's announcements of memory. Each has the slot and the word from the announcement, and
-    /// true if this side has mapped the memory.
+    /// The unsent replies to the peer's announcements of memory. Each reply has the table slot and
+    /// the word of the announcement, and is true if the local side has mapped the memory.
     replies: VecDeque<(u8, u64, bool)>, // bound: lendings
     pub(super) fault: Option<LinkFault>,
 }
@@ -176,8 +176,8 @@ impl Outgoing {
     }
 
     /// Writes the record of a whole Send to the ring. `put` writes the payload. The payload has
-    /// `len` bytes, at most [`INLINE`]. Returns false if the ring is full, although the peer's
-    /// position was loaded again. The caller has checked [`Outgoing::is_clear`].
+    /// `len` bytes, at most [`INLINE`]. If the ring seems full, loads the peer's position and tries
+    /// once more. Returns false if the ring is full. The caller has checked [`Outgoing::is_clear`].
     #[inline]
     pub(super) fn message<S: Segment>(&mut self, segment: &S, len: usize, put: impl FnOnce(&S, usize)) -> bool {
         let header = RecordHeader { flags: LAST, ..RecordHeader::new(RecordKind::Send, len as u32) };
@@ -199,7 +199,7 @@ impl Outgoing {
     }
 
     /// Loads the position up to which the peer has released records. Returns true if the position
-    /// has changed. The caller must see to it that [`Outgoing::reap`] follows.
+    /// has changed. Completes no work requests: [`Outgoing::reap`] must be called later.
     fn load_tail<S: Segment>(&mut self, segment: &S) -> Result<bool, InvalidPosition> {
         let changed = self.ring.refresh_tail(segment)?;
         if changed {
@@ -220,9 +220,12 @@ impl Outgoing {
         None
     }
 
-    /// Copies the message, which consists of `parts`, to the staging buffer, and writes the record of the message to
-    /// the ring. Returns false, and writes nothing, if the message is longer than `STAGING_PIECE`, the buffer or the
-    /// ring is full, or the peer has not mapped the buffer.
+    /// Copies the message, which consists of `parts`, to the staging buffer, and writes the record
+    /// of the message to the ring. Returns false, and writes no record, in these cases:
+    ///
+    /// - The message is longer than `STAGING_PIECE`.
+    /// - The staging buffer or the ring is full.
+    /// - The peer has not mapped the staging buffer.
     pub(super) fn message_in_window<S: Segment>(
         &mut self,
         segment: &S,
@@ -293,7 +296,7 @@ impl Outgoing {
         self.staging.memory.as_ref().map_or(0, |memory| memory.len())
     }
 
-    /// Makes a later drop of the staging buffer keep its pages.
+    /// Keeps the pages of the staging buffer when the buffer is dropped.
     pub(super) fn keep_pages(&self) {
         self.staging.memory.iter().for_each(|memory| memory.keep_pages());
     }
@@ -388,9 +391,10 @@ impl Outgoing {
         TransmitStep::Sent(entry.len.min(MAX_PIECE))
     }
 
-    /// Executes one step of a work request, as [`Outgoing::step`] does. Returns the number of
-    /// transmitted bytes of the payload, and the position at which the work request is done if the
-    /// step is its last one. Returns `None` if the step must wait or a fault was found.
+    /// Executes one step of a work request for [`Outgoing::step`]. Returns the number of
+    /// transmitted bytes of the payload, and a completion position. The position counts only if
+    /// this was the last step of the work request. Returns `None` if the step must wait or a fault
+    /// was found.
     fn step_with<S: Segment>(
         &mut self,
         segment: &S,
@@ -433,9 +437,9 @@ impl Outgoing {
         }
     }
 
-    /// Returns the position at which a work request is done. Called after its last record was
-    /// written. If the payload was not copied, the payload is still in the program's memory, so the
-    /// peer must consume this record first.
+    /// Returns the completion position of a work request. Called after its last record was written.
+    /// A payload that was not copied is still in the program's memory. In that case, the peer must
+    /// release the last record before the work request is done.
     fn completion_position(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionPosition {
         let lent = match entry.wr.sges.as_slice() {
             [one] if self.sends.inline().is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
@@ -521,10 +525,13 @@ impl Outgoing {
         self.changes <= self.ring.tail && !self.sends.outstanding.has_atomic()
     }
 
-    /// Writes a part of a payload directly to a region of the peer that this side has mapped. Returns the number of
-    /// written bytes. Returns `None`, and writes nothing, if the payload is empty, if no window with the right to write
-    /// contains the bytes, if earlier records must take effect first, or if the part is the last one of a write that has
-    /// begun with a record.
+    /// Writes a part of a payload directly to a region of the peer that the local side has mapped.
+    /// Returns the number of written bytes. Returns `None`, and writes nothing, in these cases:
+    ///
+    /// - The payload is empty.
+    /// - No window with the right to write contains the destination.
+    /// - Earlier records must take effect first.
+    /// - This is the last part, and an earlier part of the same write was sent in a record.
     fn write_through<S: Segment>(
         &self,
         segment: &S,
@@ -555,10 +562,11 @@ impl Outgoing {
     }
 
     /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer
-    /// that this side has mapped. Returns the number of read bytes, or the length of the atomic
-    /// operation. Returns `None`, and does nothing, if no window with the necessary right contains
-    /// the bytes, or if earlier records must take effect first. Also returns `None` if the lending
-    /// of the window has ended during a read.
+    /// that the local side has mapped. Returns the number of read bytes, or the length of the
+    /// atomic operation. Returns `None`, and does nothing, if no window with the necessary right
+    /// contains the bytes, if earlier records must take effect first, or if the address of an
+    /// atomic operation is not a multiple of 8. Also returns `None` if the peer has ended the
+    /// lending of the window during a read.
     fn use_directly<S: Segment>(
         &self,
         segment: &S,

@@ -118,8 +118,8 @@ impl RecordHeader {
         self.flags & IN_WINDOW != 0
     }
 
-    /// Returns the offset in the record of its payload, or of the word with the payload's offset in
-    /// a window.
+    /// Returns the offset of the payload in the record. If the payload is in a window, returns the
+    /// offset of the word that contains the payload's offset in the window.
     #[inline]
     pub(super) const fn body(self) -> usize {
         WORD * (1 + self.kind.words())

@@ -94,7 +94,7 @@ pub trait Segment: Words + 'static {
     /// Copies a payload to the offset `at`. Does nothing if the payload would not end inside the segment.
     fn put(&self, at: usize, payload: &SegmentPayload<'_>);
 
-    /// Makes a later drop of the segment keep its pages ([`Memory::keep_pages`]), so that the peer
+    /// Keeps the pages of the segment when it is dropped ([`Memory::keep_pages`]), so that the peer
     /// can still read the last records.
     fn keep_pages(&self);
 }
@@ -219,8 +219,9 @@ impl Segment for MappedSegment {
     }
 }
 
-/// A segment for tests. Each load of the word of one lending also ends this lending, as if the peer
-/// did so right after the load. So the lending ends while the local side copies a payload.
+/// A segment for tests. Each load of the table word of one lending also ends this lending, as if
+/// the peer ended it right after the load. So the lending ends while the local side copies a
+/// payload.
 #[cfg(all(test, not(loom_model)))]
 #[derive(Debug)]
 pub(super) struct EndingSegment {

@@ -4,10 +4,10 @@
 //! Each lending has a slot. In the half of the segment in which a side produces, a table has a word for each of its
 //! lendings. The upper half of the word is the generation of the slot, and the lower half is the key of the region.
 //! Before each use of a window, the side that uses it compares the word in the table with the word that was announced.
-//! So no use of a window begins after its lending has ended, even if its slot has a new lending. A use that has begun
-//! before may end later. So the side that has copied a payload compares the words once more after the copy, and drops
-//! the copy if the lending has ended. The comparison binds only a correct peer: a hostile peer can use the mapped pages at
-//! any time.
+//! So no use of a window begins after its lending has ended, even if its slot has a new lending.
+//! But a lending can end during a use of its window. So the side that has copied a payload compares
+//! the words once more after the copy, and drops the copy if the lending has ended. The comparison
+//! binds only a correct peer: a hostile peer can use the mapped pages at any time.
 //!
 //! [`WindowAccount`] limits the number and the lengths of windows. A window past a limit is not mapped,
 //! and the peer sends records instead. A window whose lending has ended is unmapped when the peer
@@ -55,7 +55,8 @@ struct LendingSlot {
 /// The memory that the local side lends to its peer.
 #[derive(Debug)]
 pub(crate) struct Lendings {
-    /// The offset of the half in which the local side produces.
+    /// The offset of the half of the segment that contains the local records and the local table of
+    /// lendings.
     half: usize,
     slots: Vec<LendingSlot>, // bound: lendings
     /// Announcements that the caller has not sent to the peer yet. The caller takes the last one,
@@ -109,8 +110,8 @@ impl Lendings {
     /// any more.
     pub(super) fn end<W: Words>(&mut self, words: &W) {
         if self.end_each(words, |of| of != 0) {
-            // The program may reuse the memory after this call. A peer that reads a byte which the program has written
-            // later must also load the new word.
+            // The program may write to the memory after this call. With the fence, a peer that has
+            // read such a later byte then also loads the new word, and drops its copy.
             words.fence();
         }
     }
@@ -188,7 +189,8 @@ struct MappedWindow {
 /// The memory of the peer that the local side has mapped.
 #[derive(Debug)]
 pub(super) struct Windows {
-    /// The offset of the half in which the peer produces, with the peer's table.
+    /// The offset of the half of the segment that contains the peer's records and its table of
+    /// lendings.
     half: usize,
     slots: Vec<Option<MappedWindow>>, // bound: windows
     /// A bit for each slot, set if its window was unmapped because the lending had ended.
@@ -239,8 +241,8 @@ impl Windows {
         }
     }
 
-    /// Unmaps all windows whose lendings have ended, so that they count no more and the peer's
-    /// memory is freed.
+    /// Unmaps all windows whose lendings have ended. Then these windows no longer count towards the
+    /// limits, and the peer's memory can be freed.
     pub(super) fn unmap_ended<W: Words>(&mut self, words: &W) {
         for slot in 0..self.slots.len() {
             if self.has_ended(words, slot as u8) {
@@ -258,10 +260,12 @@ impl Windows {
             || (rdma_transport::planted("a-window-by-its-key") && word as u32 == announced.word as u32)
     }
 
-    /// Returns a payload in the window of a slot. Returns `None` if the slot has no window, the
-    /// lending has ended, or the range is not within the window. Also returns `None` if the peer
-    /// can remove pages of the window, unless it is a staging buffer. The caller only reads the
-    /// payload.
+    /// Returns a payload in the window of a slot. The caller only reads the payload. Returns `None`
+    /// in these cases:
+    ///
+    /// - The slot has no window, or the lending of the window has ended.
+    /// - The payload is not within the window.
+    /// - The peer can remove pages of the window, and the window is not its staging buffer.
     #[inline]
     #[allow(unsafe_code, reason = "the rights of a window are those of its mapping")]
     pub(super) fn payload<W: Words>(&self, words: &W, slot: u8, offset: u64, len: usize) -> Option<Span<'_>> {
@@ -285,7 +289,8 @@ impl Windows {
         theirs.is_some_and(|theirs| self.is_lent(words, &theirs.announced))
     }
 
-    /// Returns true if the local side has mapped a window of this slot, and its lending has ended.
+    /// Returns true if the lending of this slot's window has ended. Returns false if the local side
+    /// has mapped no window of this slot.
     pub(super) fn has_ended<W: Words>(&self, words: &W, slot: u8) -> bool {
         match self.slots.get(usize::from(slot)).and_then(Option::as_ref) {
             Some(theirs) => !self.is_lent(words, &theirs.announced),

@@ -23,7 +23,8 @@ pub(crate) struct SendLimits<'a> {
     pub(crate) attr: &'a QpAttr,
     /// True if both peers agreed to use the extensions of RFC 7306.
     pub(crate) extensions: bool,
-    /// The number of Reads that may be outstanding at the peer. `None` until this number is negotiated.
+    /// The number of Reads and atomic operations that the local side may have outstanding. `None`
+    /// until this number is negotiated.
     pub(crate) depth: Option<usize>,
     pub(crate) keys: &'a KeyTable,
 }

@@ -116,8 +116,12 @@ impl CompletionQueues {
         self.pushed
     }
 
-    /// Appends up to `max` completions to `out` and returns their number. If `out` is empty, `max` covers all completions, and no polled
-    /// completion is still in the queue's vector, the two vectors are swapped, so that nothing is copied.
+    /// Appends up to `max` completions to `out` and returns their number. Copies nothing, and swaps
+    /// `out` with the vector of the queue, if all of these conditions hold:
+    ///
+    /// - `out` is empty.
+    /// - The queue has at most `max` completions.
+    /// - The vector of the queue contains no completion that was already polled.
     #[inline]
     pub fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let Some(CompletionQueue { ring, polled, .. }) = self.queues.get_mut(cq.0) else { return Err(STALE) };

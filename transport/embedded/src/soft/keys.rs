@@ -1,7 +1,8 @@
 //! The table of memory regions. The table finds the memory that a peer may access with an STag.
 //!
-//! STags are 32 random bits, and their low bits are the hash of the table. Peers do not choose the STags, so no peer can make a search
-//! long. The memory is looked up for each access and no result is kept, so that this process never accesses a revoked region for a peer.
+//! STags are 32 random bits, and their low bits are the hash of the table. Peers do not choose the
+//! STags, so no peer can slow down the search by collisions. The memory is looked up for each
+//! access and no result is kept, so that this process never accesses a revoked region for a peer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -248,8 +249,9 @@ impl KeyTable {
         self.direct > 0 && self.direct(stag).is_some()
     }
 
-    /// Returns the memory, the length and the rights of peers of the region with this STag. Returns `None` if the region does not exist,
-    /// was invalidated, or may not be mapped by peers on this host.
+    /// Returns the memory of the region with this STag, its length, and the rights that peers have
+    /// on it. Returns `None` if the region does not exist, was invalidated, or may not be mapped by
+    /// peers on this host.
     pub(crate) fn direct(&self, stag: u32) -> Option<(&Arc<Memory>, usize, Access)> {
         let region = self.find(stag).filter(|region| region.valid && region.access.contains(Access::DIRECT))?;
         Some((&region.memory, region.len, region.access & Access::REMOTE))
@@ -281,8 +283,9 @@ impl KeyTable {
         region.span(offset, len)
     }
 
-    /// Returns the memory to which the response of a local Read or atomic is written. Returns `None` if the region does not exist, is too
-    /// short, or lacks the right to be written by the local side.
+    /// Returns the memory to which the response to a local Read or atomic operation is written.
+    /// Returns `None` if the region does not exist, is too short, or has neither the right
+    /// [`Access::LOCAL_WRITE`] nor [`Access::READ_SINK`].
     #[inline]
     pub fn sink(&self, stag: u32, offset: u64, len: usize) -> Option<Span<'_>> {
         let region =

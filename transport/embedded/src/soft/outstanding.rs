@@ -100,14 +100,15 @@ impl OutstandingRequests {
         self.next.wrapping_sub(self.queue.len() as u32)
     }
 
-    /// Returns the sequence number of the work request of the oldest request. Returns `None` if no
-    /// request is outstanding, or if the oldest one is a ready-to-receive message.
+    /// Returns the sequence number of the work request to which the oldest request belongs. Returns
+    /// `None` if no request is outstanding, or if the oldest request is a ready-to-receive message.
     pub(crate) fn oldest(&self) -> Option<u64> {
         self.front()?.sequence
     }
 
-    /// Returns the sequence number of the work request of the request with this number. Returns
-    /// `None` if no such request is outstanding, or if it is a ready-to-receive message.
+    /// Finds the outstanding request with the number `number`, and returns the sequence number of
+    /// its work request. Returns `None` if no outstanding request has this number, or if the
+    /// request is a ready-to-receive message.
     pub(crate) fn find(&self, number: u32) -> Option<u64> {
         self.queue.get(number.wrapping_sub(self.front_number()) as usize)?.sequence
     }

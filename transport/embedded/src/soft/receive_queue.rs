@@ -21,7 +21,8 @@ pub(crate) struct ReceivedMessage {
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     posted: VecDeque<RecvWr>, // bound: receives
-    /// The sequence number of the current message. Between two messages, the number of the next one. The first message has the number 1.
+    /// The sequence number of the current message, or of the next message if none is in progress.
+    /// The first message has the number 1.
     msn: u32,
     /// The number of bytes of the current message that are written to its receive.
     placed: usize,
@@ -129,9 +130,12 @@ impl ReceiveQueue {
         });
     }
 
-    /// Copies a whole message to the next receive, removes the receive from the queue and returns its `wr_id`. Returns `None`, and copies
-    /// nothing, if no receive is posted, a message is in progress, the receive is too short, or the receive does not have exactly one
-    /// scatter-gather entry.
+    /// Copies a whole message to the next receive, removes the receive from the queue and returns
+    /// its `wr_id`. Returns `None`, and copies nothing, in these cases:
+    ///
+    /// - No receive is posted.
+    /// - Another message is in progress.
+    /// - The receive is too short, or does not have exactly one scatter-gather entry.
     #[inline]
     pub(crate) fn fill_whole(&mut self, bytes: &[u8]) -> Option<u64> {
         let wr = self.posted.front().filter(|_| self.placed == 0)?;

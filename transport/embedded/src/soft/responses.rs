@@ -52,7 +52,8 @@ impl<R> PendingResponses<R> {
     }
 
     /// Records that `n` more bytes of the response to the oldest request are transmitted. If `last`
-    /// is true, the response is complete: the request is removed, and a work request goes next.
+    /// is true, the response is complete: the request is removed, and a waiting work request is
+    /// sent before the next response.
     pub(crate) fn advance(&mut self, n: usize, last: bool) {
         if last {
             self.queue.pop_front();

@@ -17,9 +17,10 @@ use rdma_transport::mem::Sge;
 use rdma_transport::wc::WcStatus;
 use rdma_transport::wr::{SendClass, SendFlags, SendOp, SendWr};
 
-/// The condition for the completion of a sent work request, after all earlier ones: the carrier has
-/// reached this position. If the second value is true, the response of the peer must have arrived,
-/// too. The position is a number of bytes, of the TCP stream or of the ring, and never decreases.
+/// The condition for the completion of a sent work request. All earlier work requests must be
+/// complete. The first value is a number of bytes since the start of the connection: the socket
+/// must have accepted so much of the TCP stream, or the peer must have released so much of the
+/// ring. If the second value is true, the response from the peer must also have arrived.
 pub(crate) type CompletionPosition = (u64, bool);
 
 /// A posted work request that is not completely sent.
@@ -31,8 +32,8 @@ pub(crate) struct QueuedSend {
 }
 
 impl QueuedSend {
-    /// Returns true if the work request is done only after a response of the peer. A Read of length
-    /// 0 has no response, because it is never sent.
+    /// Returns true if the work request completes only after a response from the peer has arrived.
+    /// A Read of length 0 has no response, because it is never sent.
     #[inline]
     fn is_answered(&self) -> bool {
         self.wr.op.answered() && (self.len > 0 || self.wr.op.class() != SendClass::Read)
@@ -51,12 +52,13 @@ pub(crate) struct SendQueue {
     sent: VecDeque<(Done, CompletionPosition)>, // bound: sends
     /// The work requests that are not completely sent. They were posted after those in `sent`.
     queue: VecDeque<QueuedSend>, // bound: sends
-    /// The sequence number of the oldest work request that is not done. The first one has number 0.
+    /// The sequence number of the oldest work request that is not done. The first work request of
+    /// the connection has number 0.
     first: u64,
     /// The number of sent payload bytes of the first work request in `queue`.
     part: usize,
-    /// True if the first work request in `queue` is a Write with Immediate of which only the
-    /// immediate data is missing.
+    /// True if the first work request in `queue` is a Write with Immediate whose payload is
+    /// completely sent, but whose immediate data is not.
     immediate_next: bool,
     /// The copied payloads of inline sends: `inline_max` bytes for each of `depth` work requests.
     /// Allocated when the first inline send is queued, because most connections queue none.
@@ -86,8 +88,8 @@ impl SendQueue {
         }
     }
 
-    /// Sets the number of Reads and atomic operations that may be outstanding. Nothing may have
-    /// been sent before.
+    /// Sets the number of Reads and atomic operations that may be outstanding. The caller must not
+    /// have sent a work request before.
     pub(crate) fn establish(&mut self, ord: u16) {
         self.outstanding = OutstandingRequests::new(ord);
     }
@@ -110,7 +112,7 @@ impl SendQueue {
         self.first + self.sent.len() as u64
     }
 
-    /// Appends a work request of which nothing is sent. Copies the payload of an inline send. The
+    /// Appends a work request that is to be sent later. Copies the payload of an inline send. The
     /// caller has checked that there is room, and that an inline payload fits.
     #[inline(never)]
     pub(crate) fn post(&mut self, wr: &SendWr, len: usize) {
@@ -127,15 +129,15 @@ impl SendQueue {
         self.queue.push_back(QueuedSend { wr: *wr, len });
     }
 
-    /// Appends a work request that the caller has sent completely. No other work request may wait
-    /// to be sent.
+    /// Appends a work request that the caller has sent completely. The caller has checked that no
+    /// other work request waits to be sent.
     #[inline]
     pub(crate) fn post_sent(&mut self, done: Done, position: CompletionPosition) {
         self.sent.push_back((done, position));
     }
 
-    /// Assigns the next sequence number to a work request that the caller has sent completely, and
-    /// returns true, if all earlier ones are done: the caller can complete it immediately.
+    /// Counts a work request that the caller has sent completely, if all earlier work requests are
+    /// done. In that case, returns true, and the caller completes the work request immediately.
     /// Otherwise returns false, and changes nothing.
     #[inline]
     pub(crate) fn post_done(&mut self) -> bool {
@@ -183,8 +185,8 @@ impl SendQueue {
     }
 
     /// Returns true if a work request waits to be sent, and neither a fence nor the limit of
-    /// outstanding Reads delays it. If that limit is 0, returns true for a Read or an atomic
-    /// operation, too: it could never be sent, so the caller must fail it.
+    /// outstanding Reads delays it. A limit of 0 delays nothing: a Read or an atomic operation
+    /// would wait forever, so the caller must end the connection instead of sending it.
     #[inline]
     pub(crate) fn may_go(&self) -> bool {
         let Some(entry) = self.queue.front() else { return false };
@@ -196,18 +198,18 @@ impl SendQueue {
             && (!entry.is_answered() || self.outstanding.has_room() || self.outstanding.depth() == 0)
     }
 
-    /// Adds a Read or an atomic operation to the outstanding requests: that of
-    /// [`SendQueue::front`], or one that the caller posts next with [`SendQueue::post_sent`].
-    /// Returns the number of the request.
+    /// Adds a Read or an atomic operation to the outstanding requests. Its work request is
+    /// [`SendQueue::front`]. If the queue is empty, the caller posts the work request next, with
+    /// [`SendQueue::post_sent`]. Returns the number of the request.
     #[inline]
     pub(crate) fn request(&mut self, sink: Sge, len: u32, atomic: bool) -> u32 {
         self.outstanding.push(OutstandingRequest::new(sink, len, atomic, Some(self.unsent())))
     }
 
-    /// Records that `n` more bytes of the payload of [`SendQueue::front`] are sent, or its
-    /// immediate data. Returns true if the work request is now completely sent. `position` is the
-    /// condition for its completion. A Write with Immediate is completely sent after its immediate
-    /// data (RFC 7306 §6).
+    /// Records that `n` more bytes of the payload of [`SendQueue::front`] are sent, or that its
+    /// immediate data is sent. Returns true if the work request is now completely sent. `position`
+    /// is then the condition for its completion. A Write with Immediate is completely sent when its
+    /// immediate data is sent (RFC 7306 §6).
     #[inline]
     pub(crate) fn advance(&mut self, n: usize, position: CompletionPosition) -> bool {
         let Some(entry) = self.queue.front() else { return false };
@@ -225,9 +227,9 @@ impl SendQueue {
         true
     }
 
-    /// Completes work requests, oldest first. `position` is the position that the carrier has
-    /// reached. Stops at the first work request that has a larger position or waits for its
-    /// response.
+    /// Completes work requests, oldest first. `position` is the number of bytes of the TCP stream
+    /// that the socket has accepted, or of the ring that the peer has released. Stops at the first
+    /// work request that has a larger position, or whose response has not arrived.
     #[inline]
     pub(crate) fn reap(&mut self, position: u64, done: &mut impl FnMut(Done)) {
         while let Some(&(front, (end, answered))) = self.sent.front() {
@@ -246,8 +248,9 @@ impl SendQueue {
         self.failed = Some((sequence.unwrap_or_else(|| self.unsent()), status));
     }
 
-    /// Completes all work requests after the end of the connection: the one that
-    /// [`SendQueue::fail`] recorded with its status, and the others as flushed.
+    /// Completes all work requests after the end of the connection. The work request that
+    /// [`SendQueue::fail`] has recorded completes with the recorded status, and the others complete
+    /// as flushed.
     pub(crate) fn flush(&mut self, done: &mut impl FnMut(Done)) {
         let failed = self.failed.take();
         let sent = self.sent.drain(..).map(|(done, _)| done);

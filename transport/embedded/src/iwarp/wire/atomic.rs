@@ -23,8 +23,9 @@ pub struct AtomicRequest {
     pub offset: u64,
     /// The number that an addition adds, or the new value of a compare-and-swap.
     pub operand: u64,
-    /// For an addition, this mask divides the value into fields that are added separately: each set bit is the highest bit of a field, and
-    /// no carry passes it. For a compare-and-swap, the bits that are replaced.
+    /// For an addition, this mask divides the value into fields that are added separately. Each set
+    /// bit is the highest bit of a field: a carry out of this bit is dropped. For a
+    /// compare-and-swap, the mask selects the bits that are replaced.
     pub operand_mask: u64,
     /// For a compare-and-swap, the value with which the old value is compared.
     pub compare: u64,

@@ -140,7 +140,8 @@ impl Terminate {
         Some(quote)
     }
 
-    /// Writes the payload of the Terminate to `out`. The control word is `raw`. Returns the length of the payload.
+    /// Writes the payload of the Terminate to `out`. The control word is the field `raw`; the field
+    /// `cause` is not used. Returns the length of the payload.
     pub fn emit_into(&self, out: &mut [u8; MAX_TERMINATE_LEN]) -> usize {
         let mut len = 0;
         let mut push = |bytes: &[u8]| {
