@@ -5,8 +5,9 @@
 //! of the send queue. So lists never fill the send queue, and leave slots for other sends between two batches. Pieces need no buffers of
 //! the library.
 //!
-//! If a send of the program is refused while lists wait for slots, the next free slots are reserved for the lists. The send gets the slots
-//! that become free after those. So neither lists nor sends starve.
+//! If a send of the program is refused while lists wait for slots, or if the sends of the program use
+//! all slots, the next free slots are reserved for the lists. A refused send gets the slots that
+//! become free after those. So neither lists nor sends starve. The same applies to credits.
 
 use rdma_transport::wr::{SendOp, SgeList};
 
@@ -150,8 +151,12 @@ impl Connection {
             if list.is_going() && list.unposted() > 0 {
                 break;
             }
-            if list.is_going() && list.confirmation == PartState::Waits && self.sends.room(reserved) > 0 {
-                list.confirmation = self.push_confirmation(list.number(), &mut list.order);
+            if list.is_going() && list.confirmation == PartState::Waits {
+                if self.sends.room(reserved) > 0 {
+                    list.confirmation = self.push_confirmation(list.number(), &mut list.order);
+                } else if !crate::planted("a-confirmation-reserves-nothing") {
+                    lists.missing.0 = 1;
+                }
             }
             if list.wants_notification() {
                 lists.missing = (usize::from(self.sends.room(reserved) == 0), usize::from(self.credits() == 0));
@@ -168,8 +173,14 @@ impl Connection {
                 at += 1;
             }
         }
-        let reserved = if self.sends.len() > queued { (0, 0) } else { lists.reserved };
-        lists.reserved = (reserved.0.min(lists.missing.0), reserved.1.min(lists.missing.1));
+        // If the sends of the program use all slots or credits, the next ones are reserved for the
+        // lists, although no send was refused.
+        let is_full = self.sends.room(reserved) == 0 && !crate::planted("a-full-queue-reserves-nothing");
+        lists.reserved = match (self.sends.len() > queued, is_full) {
+            (true, _) => (0, 0),
+            (false, true) => lists.missing,
+            (false, false) => (lists.reserved.0.min(lists.missing.0), lists.missing.1),
+        };
         self.sends.lists = lists;
     }
 

@@ -225,7 +225,7 @@ pub(crate) struct Lists {
     pub(super) pieces: usize,
     pub(super) bytes: usize,
     /// The numbers of free send queue slots and of credits that the lists need to continue, with a
-    /// batch or a notification.
+    /// batch, a confirmation or a notification.
     pub(super) missing: (usize, usize),
     /// The numbers of send queue slots and of credits that sends of the program must leave to the
     /// lists.
@@ -268,7 +268,9 @@ impl Lists {
     /// other list needs the reserved slots and credits, they are released.
     pub(super) fn take_over(&mut self, at: usize) -> Option<List> {
         let list = self.waiting.remove(at)?;
-        if !self.waiting.iter().any(|list| list.is_going() && (list.unposted() > 0 || list.wants_notification())) {
+        let waits =
+            |list: &List| list.unposted() > 0 || list.confirmation == PartState::Waits || list.wants_notification();
+        if !self.waiting.iter().any(|list| list.is_going() && waits(list)) {
             (self.missing, self.reserved) = Default::default();
         }
         Some(list)

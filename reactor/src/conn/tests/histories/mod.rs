@@ -981,6 +981,20 @@ fn the_end_of_a_list_wakes_a_refused_send() {
     assert!(side.conn.as_ref().is_some_and(|conn| conn.is_unblocked().is_some()));
 }
 
+/// A program fills each slot that becomes free before the lists get one. The list and its
+/// confirmation get one nevertheless, whether the program sends until it is refused, or exactly as
+/// much as fits.
+#[test]
+fn a_confirmation_gets_a_slot() {
+    for sends in [8, 9] {
+        let mut history = connected(16, 8);
+        history.sides[0].begin_confirmed_list();
+        (0..16).for_each(|_| history.fill_before_lists(sends));
+        assert_eq!(history.sides[0].transferred.len(), 1, "the list has not ended");
+        history.end();
+    }
+}
+
 /// A connection without headers sends no grants, so no grant is due that would override a cork.
 #[test]
 fn a_cork_holds_a_connection_without_headers() {
@@ -1003,6 +1017,17 @@ fn a_cork_holds_a_connection_without_headers() {
 }
 
 impl History {
+    /// Runs a turn of each side. The passive side posts as many Writes as fit, at most `most`, after
+    /// its completions and before its lists.
+    fn fill_before_lists(&mut self, most: usize) {
+        self.turn(1);
+        let [side, peer] = pair(&mut self.sides, 0);
+        while side.device.transmit() || side.device.arrive(&mut peer.device, true) || side.device.complete() {}
+        while side.poll() {}
+        (0..most).for_each(|_| side.write());
+        side.post();
+    }
+
     /// Makes the peer of the passive side send a message. If a receive is posted, the passive side handles the message.
     fn attack(&mut self, kind: MessageKind, grant: u32, payload: &[u8]) {
         let message = WireBytes::of(&[&FrameHeader { kind, grant }.emit()[..], payload].concat());

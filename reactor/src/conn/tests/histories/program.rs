@@ -315,6 +315,17 @@ impl Side {
         self.input(|conn, env| conn.begin_list(order, env)).expect("the connection has not ended")
     }
 
+    /// Does what `crate::RemoteContext::transfer` does, for a Write of one byte that a Read
+    /// confirms.
+    pub(super) fn begin_confirmed_list(&mut self) {
+        let pieces = vec![Piece::new(0, RemoteRegion { address: 0, len: 1, key: 7 })];
+        let leases = Transfer::Write(&[&self.source]).lease(&pieces, 1).expect("the piece is inside");
+        let confirmation = Some(Box::new(region(&self.drop_channel, 8, 9)));
+        let direction = ListDirection::Write;
+        let order = Order { pieces, leases, direction, deadline: None, notification: None, confirmation };
+        self.input(|conn, env| conn.begin_list(order, env)).expect("the connection has not ended");
+    }
+
     /// Does what `Context::reporting` does before and after its closure. If `telling` is true, the ends of all sends of this side are
     /// reported from now on.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
