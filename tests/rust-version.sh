@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# Fails if a package in Cargo.lock declares a newer Rust than the workspace does.
+# Fails if a package in Cargo.lock declares a newer Rust than the workspace does. Also fails for the
+# one construct of newer Rust that clippy does not know, and that was used here: before Rust 1.89, a
+# variable cannot hold `format_args!`. `make test-debian13` finds others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 most=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
+if git grep -n 'let [a-z_]* = format_args!' -- '*.rs' >&2; then
+    echo "rust-version.sh: Rust $most does not compile this: write it where it is used" >&2
+    exit 1
+fi
 # The download is not a part of the timed command.
 cargo fetch --locked
 timeout 300 cargo metadata --locked --all-features --format-version 1 |

@@ -152,8 +152,14 @@ impl Driver {
         if (sends, receives) != (0, 0) {
             stats.connections.unflushed += 1;
             let (peer, limit) = (slot.conn.peer(), &mut effects.log_limit);
-            let late = format_args!("{sends} sends and {receives} receives");
-            peer_log!(limit, *now, Failed, Warn, peer, "{id}: the device has not flushed {late} in time");
+            peer_log!(
+                limit,
+                *now,
+                Failed,
+                Warn,
+                peer,
+                "{id}: the device has not flushed {sends} sends and {receives} receives in time"
+            );
         }
         slot.destroy(providers, owners, stats, *now);
         let last = self.input(id, |conn, env| conn.finish(env)).flatten();
