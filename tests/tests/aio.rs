@@ -24,6 +24,7 @@ use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::sim::fabric::lock;
 use rdma_reactor_tests::sim::quiet::{network, reactor, settle};
 use rdma_reactor_tests::sim::tcp::address;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::task::{LocalSet, spawn_local};
 
 fn config() -> Config {
@@ -253,6 +254,44 @@ fn tasks_of_tokio_share_a_connection() {
             here.close();
             net.with(|cx| cx.drain(Duration::from_secs(60)));
             driver.await.unwrap().unwrap();
+        });
+    });
+}
+
+/// After the task that took the turns was dropped, the program takes them. It waits for the
+/// descriptor only, and misses nothing.
+#[test]
+fn the_program_takes_the_turns_after_a_driver() {
+    with_watchdog("turns_after_a_driver", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let (net, listener) = net(config());
+            let driver = spawn_local(drive(net.clone()));
+            let (here, there) = pair(&net, &listener).await;
+            driver.abort();
+            assert!(driver.await.unwrap_err().is_cancelled());
+            let descriptor = net.descriptor().unwrap();
+            let sent = spawn_local(async move {
+                for _ in 0..100 {
+                    here.send(b"ping").await.unwrap();
+                    here.recv().await.unwrap();
+                }
+            });
+            spawn_local(async move {
+                while let Ok(message) = there.recv().await {
+                    there.send(&message).await.unwrap();
+                }
+            });
+            loop {
+                tokio::task::yield_now().await;
+                if sent.is_finished() {
+                    break;
+                }
+                let mut events = [PollFd::new(&descriptor, PollFlags::IN)];
+                let limit = Timespec { tv_sec: 300, tv_nsec: 0 };
+                assert_eq!(rustix::event::poll(&mut events, Some(&limit)), Ok(1), "nothing wakes the program");
+                net.turn(Duration::ZERO).unwrap();
+            }
         });
     });
 }

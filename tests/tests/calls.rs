@@ -753,39 +753,48 @@ fn futures_that_are_dropped_end_their_calls() {
     });
 }
 
-/// Requests that arrived before a drain can still be answered during the drain.
+/// Requests that arrived before a drain can still be answered during the drain, also if the handle
+/// of their connection was dropped.
 #[test]
 fn a_drain_answers_what_was_asked() {
-    with_watchdog("a_drain_answers_what_was_asked", || {
-        let server = AsyncReactor::new(config()).expect("a reactor");
-        let listener = server.listen(([127, 0, 0, 1], 0).into()).expect("a listener");
-        let address = listener.local_address().expect("it listens");
-        let remote = ThreadedReactor::start(config()).expect("a reactor");
-        let client = remote.clone();
-        #[allow(clippy::disallowed_methods, reason = "a client of its own")]
-        let thread = std::thread::spawn(move || {
-            let calls = async {
-                let (caller, _) = client.connect(address).await.expect("a connection").calls();
-                let first = caller.call("first", PATIENCE);
-                let second = caller.call("second", PATIENCE);
-                join(first, second).await
-            };
-            client.block_on(calls).expect("another thread")
-        });
-        server
-            .run(async {
-                let calls = AsyncCalls::from(listener.accept().await.expect("a client"));
-                let first = calls.next().await.expect("a request");
-                let second = calls.next().await.expect("a request");
-                server.with(|cx| cx.drain(PATIENCE));
-                first.answer(b"one").expect("its caller waits");
-                second.answer(b"two").expect("its caller waits");
-                calls.connection().closed().await
-            })
-            .expect("turns");
-        let (first, second) = thread.join().expect("the client");
-        assert_eq!((first.as_deref(), second.as_deref()), (Ok(&b"one"[..]), Ok(&b"two"[..])));
+    for drops in [false, true] {
+        with_watchdog("a_drain_answers_what_was_asked", move || drain_with_requests(drops));
+    }
+}
+
+fn drain_with_requests(drops: bool) {
+    let server = AsyncReactor::new(config()).expect("a reactor");
+    let listener = server.listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = listener.local_address().expect("it listens");
+    let remote = ThreadedReactor::start(config()).expect("a reactor");
+    let client = remote.clone();
+    #[allow(clippy::disallowed_methods, reason = "a client of its own")]
+    let thread = std::thread::spawn(move || {
+        let calls = async {
+            let (caller, _) = client.connect(address).await.expect("a connection").calls();
+            let first = caller.call("first", PATIENCE);
+            let second = caller.call("second", PATIENCE);
+            join(first, second).await
+        };
+        client.block_on(calls).expect("another thread")
     });
+    server
+        .run(async {
+            let calls = AsyncCalls::from(listener.accept().await.expect("a client"));
+            let first = calls.next().await.expect("a request");
+            let second = calls.next().await.expect("a request");
+            let calls = (!drops).then_some(calls);
+            server.with(|cx| cx.drain(PATIENCE));
+            first.answer(b"one").expect("its caller waits");
+            second.answer(b"two").expect("its caller waits");
+            while !server.is_drained() {
+                server.sleep(Duration::from_millis(1)).await;
+            }
+            drop(calls);
+        })
+        .expect("turns");
+    let (first, second) = thread.join().expect("the client");
+    assert_eq!((first.as_deref(), second.as_deref()), (Ok(&b"one"[..]), Ok(&b"two"[..])));
 }
 
 /// Answers each request in capitals, on a separate task.

@@ -9,6 +9,15 @@ use tokio::io::unix::AsyncFd;
 use super::AsyncReactor;
 use crate::Error;
 
+/// Makes the program the driver of the reactor when [`drive`] ends or is dropped.
+struct DriveGuard<'a>(&'a AsyncReactor);
+
+impl Drop for DriveGuard<'_> {
+    fn drop(&mut self) {
+        self.0.core.end_run();
+    }
+}
+
 /// Takes the turns of a reactor as a task of tokio, beside the other tasks of the thread, until the reactor is drained. Use `drive` in a
 /// single-threaded runtime, with tasks of `tokio::task::spawn_local`. For multi-threaded runtimes there is [`crate::threaded`]. If the
 /// future is dropped, the connections stall until the program takes turns itself, for instance with [`AsyncReactor::run`].
@@ -44,6 +53,7 @@ pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
     // SAFETY: `descriptor` is an owned duplicate, so no other code closes or replaces it. It stays open until `AsyncFd` drops it.
     let readable = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     let readable = readable.map_err(|error| Error::Poll(error.into()))?;
+    let _guard = DriveGuard(&net);
     loop {
         let turn = net.turn(Duration::ZERO)?;
         // The turn that completes the drain is the last one that the reactor needs.

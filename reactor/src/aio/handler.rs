@@ -383,8 +383,11 @@ impl Handler for TaskHandler {
 
     fn on_drain(&mut self, cx: &mut Context<'_>, _: Duration) {
         self.end_listeners();
-        let Self { connections, pending_peers, calls, .. } = self;
-        if !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
+        let Self { pending_peers, calls, .. } = self;
+        // A connection whose handles were dropped is not in the table, but tasks may still hold its
+        // requests.
+        let established: Vec<_> = cx.connection_ids().collect();
+        if !established.iter().any(|&conn| calls.has_connection(conn)) {
             return cx.close_all();
         }
         // The waiting peers are refused: if a task accepted one of them now, its connection would
@@ -394,6 +397,7 @@ impl Handler for TaskHandler {
         }
         // `finish` closes a connection once the calls and requests on it have ended. If a connection has no calls and no requests, `finish`
         // closes it immediately. The drain ends the remaining connections at its deadline.
-        connections.iter().flatten().for_each(|shared| calls.finish(cx, shared.id));
+        established.into_iter().for_each(|conn| calls.finish(cx, conn));
+        cx.close_unestablished();
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 /// A reactor with an async interface; see the [module](super). Clones share one reactor, and cannot move to another thread.
 #[derive(Clone)]
 pub struct AsyncReactor {
-    core: Rc<Core>,
+    pub(super) core: Rc<Core>,
 }
 
 impl fmt::Debug for AsyncReactor {

@@ -322,6 +322,7 @@ impl Broadcast {
     pub fn on_disconnect(&mut self, conn: ConnectionId) -> Option<Tally> {
         let mut receiver = self.receivers.remove(&conn)?;
         receiver.end(&mut self.slots);
+        receiver.lose_unreported(&mut self.slots);
         Some(receiver.tally())
     }
 }

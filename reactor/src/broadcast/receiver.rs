@@ -115,6 +115,14 @@ impl BroadcastReceiver {
         true
     }
 
+    /// Counts the sends whose completions the program has not passed on as lost, because their
+    /// connection has ended, and releases their slots. There are such sends only if a callback of
+    /// the program panicked.
+    pub(super) fn lose_unreported(&mut self, slots: &mut Slots) {
+        self.tally.lost += self.in_flight.len() as u64;
+        self.in_flight.drain(..).filter_map(|(_, slot)| slot).for_each(|slot| slots.release_after_send(slot));
+    }
+
     /// Sends no more messages to this receiver, and drops the messages of its queue. The slots of messages in flight stay in use until the
     /// sends complete.
     pub(super) fn end(&mut self, slots: &mut Slots) {

@@ -118,6 +118,7 @@ impl DatagramContext<'_> {
     /// - The deadline of a drain has passed ([`Error::Drained`]).
     /// - An option is out of its range.
     pub fn open(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
+        self.driver.look_at_clock();
         self.endpoints.open(self.driver, local, options)
     }
 
@@ -167,6 +168,7 @@ impl DatagramContext<'_> {
     /// # Errors
     /// The endpoint is closed, or the provider returned an error. After an error, `on_peer` is not called.
     pub fn find_peer(&mut self, endpoint: EndpointId, address: SocketAddr) -> Result<(), Error> {
+        self.driver.look_at_clock();
         let key = self.key(endpoint)?;
         self.endpoints.find_peer(self.driver, key, address)
     }
@@ -249,6 +251,7 @@ impl DatagramContext<'_> {
     /// The endpoint is closed or is a member already, the device does not support multicast, or the provider returned
     /// an error.
     pub fn join(&mut self, endpoint: EndpointId, group: IpAddr) -> Result<(), Error> {
+        self.driver.look_at_clock();
         let key = self.key(endpoint)?;
         self.endpoints.join(self.driver, key, group)
     }
@@ -269,6 +272,7 @@ impl DatagramContext<'_> {
     /// datagrams that it has accepted, for at most `Timeouts::close`. Afterwards it calls
     /// `on_endpoint_closed`. A stale id is ignored.
     pub fn close(&mut self, endpoint: EndpointId) {
+        self.driver.look_at_clock();
         if let Some(key) = endpoint.key(self.driver.tag()) {
             self.endpoints.end(self.driver, key, DisconnectReason::Local { complete: false }, false);
         }
