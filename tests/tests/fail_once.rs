@@ -98,10 +98,18 @@ const FAILURES: &[(Call, &[Failure], Cost)] = &[
     (Call::NetMaxSegment, &[Errno(libc::ENOPROTOOPT), Errno(libc::EINVAL)], Cost::One),
     (Call::NetRecv, &[Errno(libc::ECONNRESET), Errno(libc::ETIMEDOUT), Errno(libc::ENOMEM), Errno(libc::EHOSTUNREACH)], Cost::One),
     (Call::NetSend, &[Errno(libc::EPIPE), Errno(libc::ECONNRESET), Errno(libc::ETIMEDOUT), Errno(libc::ENOBUFS), Errno(libc::EHOSTUNREACH)], Cost::One),
+    (Call::NetListenLocal, &[Errno(libc::EADDRINUSE), Errno(libc::EMFILE), Errno(libc::EPERM)], Cost::Nothing),
+    (Call::NetAcceptLocal, &[Errno(libc::EMFILE), Errno(libc::ENOBUFS), Errno(libc::ECONNABORTED)], Cost::Nothing),
+    (Call::NetConnectLocal, &[Errno(libc::EMFILE), Errno(libc::ECONNREFUSED), Errno(libc::EAGAIN), Errno(libc::EACCES), Errno(libc::ENOBUFS)], Cost::Nothing),
+    (Call::NetPass, &[Errno(libc::ENOBUFS), Errno(libc::ENOMEM), Errno(libc::EINTR)], Cost::Nothing),
+    (Call::NetTake, &[Errno(libc::ENOMEM), Errno(libc::ENOBUFS), Errno(libc::EINTR), Errno(libc::ECONNRESET)], Cost::One),
     (Call::PollerRegister, &[Errno(libc::ENOMEM), Errno(libc::ENOSPC)], Cost::Turn),
     (Call::PollerWait, &[Errno(libc::EBADF), Errno(libc::EINVAL)], Cost::Turn),
     (Call::Callback, &[Errno(libc::EIO)], Cost::One),
 ];
+
+/// The settings of the reactors, and true if all nodes are on one host and share memory.
+type Setting = (Config, bool);
 
 /// The nodes and programs of one run of the script.
 struct World {
@@ -113,8 +121,9 @@ struct World {
 }
 
 impl World {
-    fn new(config: &Config, gate: &Gate) -> Self {
+    fn new((config, one_host): &Setting, gate: &Gate) -> Self {
         let mut world = Self { fabric: network(3), nodes: Vec::new(), programs: Vec::new(), turns_failed: Vec::new() };
+        lock(&world.fabric).one_host = *one_host;
         for node in 0..3 {
             let program = Program::default();
             let reactor = if node == UNDER_TEST {
@@ -209,7 +218,7 @@ impl World {
 
 /// Runs the script on new nodes, with one failing call if `fault` is given: the call of this kind and number. Returns how many calls of
 /// each kind were made.
-fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
+fn live(config: &Setting, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
     let gate = Gate::default();
     if let Some((call, nth, failure, _)) = fault {
         gate.fail_nth(call, nth, failure);
@@ -296,7 +305,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
 /// panics, no state remains.
 #[test]
 fn dropped_in_an_unwind() {
-    let config = config(None).contain_panics(false);
+    let config = (config(None).contain_panics(false), false);
     for nth in 0.. {
         let gate = Gate::default();
         gate.fail_nth(Call::Callback, nth, Errno(libc::EIO));
@@ -324,7 +333,7 @@ fn dropped_in_an_unwind() {
 /// If a program catches a panic that has propagated out of a turn, it cannot use the reactor any more: each further turn is an error.
 #[test]
 fn a_turn_that_a_panic_has_ended_is_the_last() {
-    let config = config(None).contain_panics(false);
+    let config = (config(None).contain_panics(false), false);
     let gate = Gate::default();
     gate.fail_nth(Call::Callback, 3, Errno(libc::EIO));
     let mut world = World::new(&config, &gate);
@@ -371,7 +380,7 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
 
 /// Runs the script once for each call and each of the call's errors. `FAIL_ONCE='PostSend 3 1'` selects a single run by three values: the
 /// kind of the failing call, the number of calls of this kind before it, and the index of its error.
-fn every_call_fails_once(config: &Config) {
+fn every_call_fails_once(config: &Setting) {
     let only = std::env::var("FAIL_ONCE").ok();
     let counts = live(config, None);
     println!("calls: {counts:?}");
@@ -394,10 +403,15 @@ fn every_call_fails_once(config: &Config) {
 
 #[test]
 fn with_receives_of_each_connection() {
-    every_call_fails_once(&config(None));
+    every_call_fails_once(&(config(None), false));
 }
 
 #[test]
 fn with_shared_receives() {
-    every_call_fails_once(&config(Some(64)));
+    every_call_fails_once(&(config(Some(64)), false));
+}
+
+#[test]
+fn within_one_host() {
+    every_call_fails_once(&(config(None), true));
 }

@@ -145,14 +145,17 @@ impl<N: Net> LocalSockets for GatedNet<N> {
     }
 
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        self.gate.system(Call::NetListenLocal)?;
         self.inner.listen_local(name)
     }
 
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
+        self.gate.system(Call::NetAcceptLocal)?;
         self.inner.accept_local(listener)
     }
 
     fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        self.gate.system(Call::NetConnectLocal)?;
         let socket = self.inner.connect_local(name)?;
         if let Some(onlooker) = &self.onlooker {
             onlooker.met(socket, name);
@@ -165,12 +168,14 @@ impl<N: Net> LocalSockets for GatedNet<N> {
     }
 
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.gate.system(Call::NetPass)?;
         let other =
             self.onlooker.as_ref().zip(file).and_then(|(onlooker, file)| onlooker.passing(socket, packet, file));
         self.inner.pass(socket, packet, other.as_ref().map(AsFd::as_fd).or(file))
     }
 
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        self.gate.system(Call::NetTake)?;
         let (len, file) = self.inner.take(socket, room)?;
         if let Some((onlooker, file)) = self.onlooker.as_ref().zip(file.as_ref()) {
             onlooker.took(socket, &room[..len], file.as_fd());

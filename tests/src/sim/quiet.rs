@@ -72,6 +72,15 @@ pub fn entropy(node: usize) -> rdma_reactor::Entropy {
     Box::new(move |bytes: &mut [u8]| rng.fill(bytes))
 }
 
+/// Returns the default settings of the embedded provider. Nodes of one host prefer shared memory.
+fn iwarp_config(fabric: &Shared) -> IwarpConfig {
+    let mut config = IwarpConfig::default();
+    if lock(fabric).one_host {
+        config.shared_memory = SharedMemoryPolicy::Prefer;
+    }
+    config
+}
+
 /// Returns the parts of which a node's reactor is made: the embedded provider over simulated sockets, a poller and a clock.
 ///
 /// # Panics
@@ -79,11 +88,7 @@ pub fn entropy(node: usize) -> rdma_reactor::Entropy {
 #[must_use]
 pub fn parts(node: usize, fabric: &Shared) -> Parts {
     let net = SimNet::new(node, Arc::clone(fabric));
-    let mut config = IwarpConfig::default();
-    if lock(fabric).one_host {
-        config.shared_memory = SharedMemoryPolicy::Prefer;
-    }
-    let provider = Iwarp::new(config, net, entropy(node)).expect("default settings");
+    let provider = Iwarp::new(iwarp_config(fabric), net, entropy(node)).expect("default settings");
     Parts {
         providers: vec![Box::new(provider)],
         poller: Box::new(SimPoller::new(node, Arc::clone(fabric))),
@@ -109,7 +114,7 @@ pub fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
 /// Panics if the default settings of the provider are refused.
 pub fn gated(node: usize, fabric: &Shared, gate: &Gate, config: Config) -> Result<Reactor, Error> {
     let net = GatedNet::new(SimNet::new(node, Arc::clone(fabric)), gate.clone());
-    let inner = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
+    let inner = Iwarp::new(iwarp_config(fabric), net, entropy(node)).expect("default settings");
     let parts = Parts {
         providers: vec![Box::new(Forward::gated(Box::new(inner), gate.clone()))],
         poller: Box::new(GatedPoller::new(SimPoller::new(node, Arc::clone(fabric)), gate.clone())),

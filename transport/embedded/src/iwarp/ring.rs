@@ -36,6 +36,8 @@ pub(super) struct RingFlow<S: Segment> {
     queued: bool,
     /// True if the last transmission has left output that can be written now.
     has_more: bool,
+    /// True if the peer could not be woken, because the system lacked memory.
+    owes_call: bool,
     /// The time of the peer's last sign of life. Before the first one, the time at which the
     /// connection moved to shared memory.
     pub(super) last_heard: Instant,
@@ -54,6 +56,7 @@ impl<S: Segment> RingFlow<S> {
             closed: false,
             queued: false,
             has_more: false,
+            owes_call: false,
             last_heard: now,
         }
     }
@@ -94,11 +97,24 @@ impl<S: Segment> RingFlow<S> {
         news
     }
 
-    /// Wakes the peer. An error is ignored: either the socket is full of wake-ups that the peer has
-    /// not read, or the peer has ended.
+    /// Wakes the peer. If the system lacks memory, the next turn tries again. Other errors are
+    /// ignored: either the socket is full of wake-ups that the peer has not read, or the peer has
+    /// ended.
     #[inline]
-    pub(super) fn call<N: Net>(&self, hub: &mut Hub<N>) {
-        let _ = hub.net.pass(self.socket, &CALL_PACKET, None);
+    pub(super) fn call<N: Net>(&mut self, hub: &mut Hub<N>) {
+        if let Err(error) = hub.net.pass(self.socket, &CALL_PACKET, None) {
+            self.call_failed(hub, &error);
+        }
+    }
+
+    #[cold]
+    fn call_failed<N: Net>(&mut self, hub: &mut Hub<N>, error: &io::Error) {
+        let is_lost = is_exhaustion(error) || error.kind() == io::ErrorKind::Interrupted;
+        if is_lost && !rdma_transport::planted("a-call-that-fails-is-lost") {
+            self.owes_call = true;
+            self.enqueue(hub);
+            hub.net.wake(NetChannel::Completion);
+        }
     }
 
     /// Serves the link: reads packets, consumes records until the budget is used up, and writes
@@ -106,6 +122,9 @@ impl<S: Segment> RingFlow<S> {
     /// afterwards, unless all completion queues are armed.
     pub(super) fn serve<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, now: Instant) -> Outcome {
         self.queued = false;
+        if std::mem::take(&mut self.owes_call) {
+            self.call(hub);
+        }
         let called = std::mem::take(&mut self.readable);
         if called {
             self.read_packets(hub);
@@ -167,6 +186,8 @@ impl<S: Segment> RingFlow<S> {
                 Ok((len, file)) => self.link.packet(Packet::parse(room.get(..len).unwrap_or_default()), file.as_ref()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The system lacks memory: the next turn tries again.
+                Err(error) if is_exhaustion(&error) => break,
                 Err(_) => {
                     self.closed = true;
                     return;

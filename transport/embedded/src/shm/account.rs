@@ -65,9 +65,11 @@ pub(super) enum WindowKind {
 
 /// The windows of all connections of a provider. The connections share the account, and one thread
 /// at a time uses it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct WindowAccount {
     limits: WindowLimits,
+    /// The number of windows of all providers.
+    in_process: &'static AtomicUsize,
     bytes: AtomicU64,
     count: AtomicUsize,
     /// An upper bound of the bytes of lent memory for which the process is charged.
@@ -83,7 +85,20 @@ pub(crate) struct WindowAccount {
 
 impl WindowAccount {
     pub(crate) fn new(limits: WindowLimits) -> Self {
-        Self { limits, ..Self::default() }
+        Self::counted_in(&IN_PROCESS, limits)
+    }
+
+    fn counted_in(in_process: &'static AtomicUsize, limits: WindowLimits) -> Self {
+        Self {
+            limits,
+            in_process,
+            bytes: AtomicU64::new(0),
+            count: AtomicUsize::new(0),
+            charged: AtomicU64::new(0),
+            unmapped: AtomicU64::new(0),
+            ended: Mutex::default(),
+            is_reported: AtomicBool::new(false),
+        }
     }
 
     /// Adds a window of `len` bytes. The other windows of its connection have `of_connection` bytes
@@ -99,8 +114,8 @@ impl WindowAccount {
             "one connection may use a quarter of WithinHost::window_bytes"
         } else if self.count.load(Relaxed) as u64 >= share(count as u64) {
             "WithinHost::max_windows is reached"
-        } else if IN_PROCESS.fetch_add(1, Relaxed) >= MAX_IN_PROCESS {
-            IN_PROCESS.fetch_sub(1, Relaxed);
+        } else if self.in_process.fetch_add(1, Relaxed) >= MAX_IN_PROCESS {
+            self.in_process.fetch_sub(1, Relaxed);
             "the process has 16384 windows"
         } else {
             self.bytes.fetch_add(len, Relaxed);
@@ -118,7 +133,7 @@ impl WindowAccount {
     pub(super) fn subtract(&self, len: u64) {
         self.bytes.fetch_sub(len, Relaxed);
         self.count.fetch_sub(1, Relaxed);
-        IN_PROCESS.fetch_sub(1, Relaxed);
+        self.in_process.fetch_sub(1, Relaxed);
     }
 
     /// Unmaps a window immediately, or in a later turn if the limit of this turn is reached. The
@@ -181,9 +196,42 @@ impl WindowAccount {
     }
 }
 
+/// Windows that were left for a later turn are unmapped with the account.
+impl Drop for WindowAccount {
+    fn drop(&mut self) {
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.in_process.fetch_sub(ended.len(), Relaxed);
+    }
+}
+
 /// Returns the account of a provider with the default limits.
 #[cfg(test)]
 pub(super) fn account() -> std::sync::Arc<WindowAccount> {
     let limits = WindowLimits { bytes: 1 << 30, count: 8192 };
     std::sync::Arc::new(WindowAccount::new(limits))
+}
+
+#[cfg(all(test, not(loom_model)))]
+mod tests {
+    use rdma_transport::Memory;
+    use rdma_transport::mem::Sharing;
+
+    use super::*;
+
+    /// Windows that wait to be unmapped when a provider is dropped do not count any more.
+    #[test]
+    fn a_dropped_provider_leaves_no_window_in_the_count() {
+        static WINDOWS: AtomicUsize = AtomicUsize::new(0);
+        const LEN: usize = 1 << 20;
+        let account = WindowAccount::counted_in(&WINDOWS, WindowLimits { bytes: 1 << 30, count: 8192 });
+        for _ in 0..SLICE / (REMOVAL * LEN as u64) + 3 {
+            let theirs = Memory::new_shared(LEN, Sharing::Lent).unwrap();
+            let file = theirs.file().unwrap().try_clone_to_owned().unwrap();
+            account.add(WindowKind::Other, LEN as u64, 0).unwrap();
+            account.remove(Window::map(&file, LEN, Sharing::Read).unwrap());
+        }
+        assert!(WINDOWS.load(Relaxed) > 1, "all were unmapped");
+        drop(account);
+        assert_eq!(WINDOWS.load(Relaxed), 0);
+    }
 }
