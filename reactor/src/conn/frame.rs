@@ -150,7 +150,8 @@ pub struct Immediate {
     pub value: u32,
     /// The number of bytes that the peer has written. If this notification ends a list of Reads,
     /// the number of bytes that the peer has read. A list of more than `u32::MAX` bytes counts as
-    /// `u32::MAX`.
+    /// `u32::MAX`. Except on devices with this operation, the peer itself reports the number, and a
+    /// hostile peer may report any: check it before it is used as a length.
     pub len: u32,
 }
 

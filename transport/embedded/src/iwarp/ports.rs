@@ -187,7 +187,8 @@ impl Ports {
     fn read_network_errors<N: Net>(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(socket) = self.tables.ports.get(key).map(|port| SocketId(port.socket)) else { return };
         for _ in 0..REFUSALS {
-            let Ok((Some(peer), why)) = hub.net.take_refusal(socket) else { return };
+            let Ok((peer, why)) = hub.net.take_refusal(socket) else { return };
+            let Some(peer) = peer else { continue };
             let failure = connect_failure(&why);
             if !matches!(failure, ConnectFailure::Refused | ConnectFailure::Unreachable(_)) {
                 continue;

@@ -72,7 +72,7 @@ impl Lendings {
     /// Lends the first `len` bytes of a memory to the peer. `rights` are the rights with which the peer may access
     /// these bytes. `key` is the key of the region, or 0 if the memory is no region. `file` is the descriptor of the
     /// memory file, or `None` if `memory` has the descriptor. Returns the slot. Returns `None` if no slot is free or
-    /// there is no descriptor.
+    /// there is no descriptor. The last free slot is for the staging buffer, whose key is 0.
     pub(super) fn lend<W: Words>(
         &mut self,
         words: &W,
@@ -85,7 +85,8 @@ impl Lendings {
         }
         let free = self.slots.iter().position(|slot| slot.lent.is_none());
         let slot = free.unwrap_or(self.slots.len());
-        if slot == SLOTS {
+        let used = self.slots.iter().filter(|slot| slot.lent.is_some()).count();
+        if slot == SLOTS || key != 0 && used == SLOTS - 1 && !self.has(0) {
             return None;
         }
         if slot == self.slots.len() {
@@ -469,10 +470,11 @@ mod tests {
     fn what_is_lent_to_a_peer_is_limited() {
         let table = TableWords((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
         let (mut lendings, memory) = (Lendings::new(0), Arc::new(Memory::new_shared(4096, Sharing::Read).unwrap()));
-        for key in 0..100 {
-            let slot = lendings.lend(&table, (&memory, 4096, None), key, Access::REMOTE_READ);
-            assert_eq!(slot.is_some(), (key as usize) < SLOTS);
+        let mut lend = |key| lendings.lend(&table, (&memory, 4096, None), key, Access::REMOTE_READ).is_some();
+        for key in 1..100 {
+            assert_eq!(lend(key), (key as usize) < SLOTS, "one slot is left for the staging buffer");
         }
+        assert!(lend(0) && !lend(100));
         assert_eq!(std::iter::from_fn(|| lendings.announcements.pop()).count(), SLOTS);
     }
 }
