@@ -33,6 +33,9 @@
 //! A reactor is used by one thread at a time. Only its methods `run`, `turn`, `step` and `shutdown` wait for events. The
 //! [guide] begins with a first program, and ends with the wire protocol.
 
+// On docs.rs, each item names the feature that it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[macro_use(local_log, peer_log)]
 extern crate rdma_transport;
 
