@@ -2,7 +2,7 @@
 //! the tasks to wake.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -163,6 +163,9 @@ pub(super) struct TaskHandler {
     pub(super) pending_peers: BTreeMap<ListenerId, Option<PeerQueue>>, // bound: approvals
     pub(super) timers: BTreeMap<TimerId, TimerState>,    // local: timers of tasks
     pub(super) calls: Calls<Rc<Reply>>,
+    /// The connections whose handles were dropped while they carried calls. They are closed when
+    /// the tasks have answered or dropped their requests.
+    finishing: BTreeSet<ConnectionId>, // bound: connections
     /// The wakers of the tasks to wake at the end of the turn.
     pub(super) ready: Vec<Waker>, // bound: turn
 }
@@ -181,7 +184,14 @@ impl TaskHandler {
     /// dismissed. If tasks hold other requests, the connection is closed once the tasks have answered or dropped all of these requests.
     pub(super) fn close(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let mut queued = Default::default();
-        self.change(conn, |shared, _| queued = shared.requests.borrow_mut().take());
+        let mut carries_calls = false;
+        self.change(conn, |shared, _| {
+            queued = shared.requests.borrow_mut().take();
+            carries_calls = shared.carries_calls.get();
+        });
+        if carries_calls {
+            self.finishing.insert(conn);
+        }
         queued.into_iter().for_each(|(request, _)| self.calls.dismiss(cx, request));
         self.forget(conn);
         self.calls.finish(cx, conn);
@@ -363,6 +373,7 @@ impl Handler for TaskHandler {
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         self.calls.on_disconnect(conn, &reason);
+        self.finishing.remove(&conn);
         self.report_failed_calls();
         self.end(conn, EndReason::Disconnected(reason));
     }
@@ -383,11 +394,8 @@ impl Handler for TaskHandler {
 
     fn on_drain(&mut self, cx: &mut Context<'_>, _: Duration) {
         self.end_listeners();
-        let Self { pending_peers, calls, .. } = self;
-        // A connection whose handles were dropped is not in the table, but tasks may still hold its
-        // requests.
-        let established: Vec<_> = cx.connection_ids().collect();
-        if !established.iter().any(|&conn| calls.has_connection(conn)) {
+        let Self { connections, finishing, pending_peers, calls, .. } = self;
+        if finishing.is_empty() && !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
             return cx.close_all();
         }
         // The waiting peers are refused: if a task accepted one of them now, its connection would
@@ -397,7 +405,7 @@ impl Handler for TaskHandler {
         }
         // `finish` closes a connection once the calls and requests on it have ended. If a connection has no calls and no requests, `finish`
         // closes it immediately. The drain ends the remaining connections at its deadline.
-        established.into_iter().for_each(|conn| calls.finish(cx, conn));
+        connections.iter().flatten().for_each(|shared| calls.finish(cx, shared.id));
         cx.close_unestablished();
     }
 }

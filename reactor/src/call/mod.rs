@@ -309,12 +309,6 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Returns true if calls or requests were made on a connection that has not ended.
-    #[cfg(feature = "async")]
-    pub(crate) fn has_connection(&mut self, conn: ConnectionId) -> bool {
-        connection_of(&mut self.connections, conn).is_some()
-    }
-
     /// Returns the next call that has ended without an answer, because its deadline has passed or its connection has ended. After
     /// [`Calls::on_timer`] and [`Calls::on_disconnect`], call `next_failed` until it returns `None`.
     ///
