@@ -39,8 +39,8 @@ const MISSED: u8 = 2;
 struct Member {
     name: u8,
     queue: VecDeque<Arc<[u8]>>,
-    /// The number of dropped messages that the member has not been told of.
-    untold: u64,
+    /// The number of dropped messages that were not reported to the member yet.
+    unreported: u64,
 }
 
 impl Member {
@@ -49,7 +49,7 @@ impl Member {
         let full = self.queue.len() == QUEUE;
         if full {
             self.queue.pop_front();
-            self.untold += 1;
+            self.unreported += 1;
         }
         self.queue.push_back(Arc::clone(message));
         full
@@ -70,11 +70,11 @@ impl Member {
     /// Sends queued messages until one is refused. The dropped ones were the oldest, so the notice
     /// of them is first.
     fn send_queued(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), SendErrorKind> {
-        if self.untold > 0 {
+        if self.unreported > 0 {
             let mut notice = vec![MISSED];
-            notice.extend(self.untold.to_le_bytes());
+            notice.extend(self.unreported.to_le_bytes());
             cx.send(conn, &notice)?;
-            self.untold = 0;
+            self.unreported = 0;
         }
         while let Some(message) = self.queue.front() {
             cx.send(conn, message)?;
@@ -116,7 +116,7 @@ impl Handler for Hub {
         if usize::from(name) >= MEMBERS {
             return cx.close(conn);
         }
-        self.members.insert(conn, Member { name, queue: VecDeque::new(), untold: 0 });
+        self.members.insert(conn, Member { name, queue: VecDeque::new(), unreported: 0 });
         if self.members.len() == MEMBERS {
             self.publish(cx, &[START], None);
         }
@@ -157,7 +157,7 @@ struct Client {
     next: [u32; SPEAKERS],
     received: u64,
     /// The number of messages that this member has missed: as the numbers show, and as the hub
-    /// tells.
+    /// reports.
     gaps: u64,
     missed: u64,
     /// The messages that a slow member has not handled.
@@ -218,7 +218,7 @@ impl Client {
         self.speak(cx, conn)?;
         if self.is_done() {
             if self.gaps != self.missed {
-                return Err(format!("missed {}, was told of {}", self.gaps, self.missed).into());
+                return Err(format!("missed {}, {} were reported", self.gaps, self.missed).into());
             }
             cx.close(conn);
         }

@@ -147,7 +147,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("TcpFlow", &["announced", "readable", "closed", "queued"], "two directions of a socket, a list, and an event"),
     (
         "RingFlow",
-        &["announced", "readable", "closed", "queued", "has_more"],
+        &["announced", "readable", "closed", "queued", "has_more", "owes_call"],
         "two directions of a socket, a list, an event, and the ring",
     ),
     ("Startup", &["shows_path", "connected"], "what the request may contain, and whether it can be sent"),

@@ -9,15 +9,6 @@ use tokio::io::unix::AsyncFd;
 use super::AsyncReactor;
 use crate::Error;
 
-/// Makes the program the driver of the reactor when [`drive`] ends or is dropped.
-struct DriveGuard<'a>(&'a AsyncReactor);
-
-impl Drop for DriveGuard<'_> {
-    fn drop(&mut self) {
-        self.0.core.end_run();
-    }
-}
-
 /// Takes the turns of a reactor as a task of tokio, beside the other tasks of the thread, until the reactor is drained. Use `drive` in a
 /// single-threaded runtime, with tasks of `tokio::task::spawn_local`. For multi-threaded runtimes there is [`crate::threaded`]. If the
 /// future is dropped, the connections stall until the program takes turns itself, for instance with [`AsyncReactor::run`].
@@ -77,5 +68,14 @@ pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
             () = net.turn_requested() => {}
             () = due => {}
         }
+    }
+}
+
+/// Makes the program the driver of the reactor when [`drive`] ends or is dropped.
+struct DriveGuard<'a>(&'a AsyncReactor);
+
+impl Drop for DriveGuard<'_> {
+    fn drop(&mut self) {
+        self.0.core.end_run();
     }
 }
