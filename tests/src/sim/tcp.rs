@@ -47,6 +47,8 @@ pub(super) struct Socket {
     twin: Option<Key>,
     rx: VecDeque<u8>,
     eof: bool,
+    /// True if the node has read the end of the stream. A socket that has bytes to send then stays open.
+    eof_read: bool,
     error: Option<ErrorKind>,
     /// True if a send accepted too few bytes, so that the program must be notified when there is space.
     nospace: bool,
@@ -114,6 +116,7 @@ impl Fabric {
             twin: None,
             rx: VecDeque::new(),
             eof: false,
+            eof_read: false,
             error: None,
             nospace: false,
             shut: false,
@@ -302,7 +305,10 @@ impl Fabric {
         }
         match (s.error.take(), s.eof) {
             (Some(kind), _) => Err(kind.into()),
-            (None, true) => Ok(0),
+            (None, true) => {
+                s.eof_read = true;
+                Ok(0)
+            }
             (None, false) => Err(ErrorKind::WouldBlock.into()),
         }
     }
@@ -407,7 +413,7 @@ impl Fabric {
             self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(NetChannel::Completion));
         let left = established.find(|(_, s)| {
             let packets = matches!(&s.kind, Kind::Local(local) if local.is_readable());
-            !s.rx.is_empty() || s.eof || s.error.is_some() || packets
+            !s.rx.is_empty() || s.eof && !s.eof_read || s.error.is_some() || packets
         });
         left.map(|(_, s)| s.peer)
     }
