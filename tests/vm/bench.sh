@@ -16,7 +16,7 @@ if [ "${1:-}" != --inside ]; then
         *) echo "usage: bench.sh [latency|rate|ops|all] [siw|rxe]" >&2; exit 2 ;;
     esac
     program=$(tests/vm/build.sh --release rdma-pingpong) || exit 1
-    VM_TIMEOUT=${VM_TIMEOUT:-600} exec tests/vm/run.sh \
+    VM_TIMEOUT=${VM_TIMEOUT:-1800} exec tests/vm/run.sh \
         bash tests/vm/bench.sh --inside "$program" "${BENCH_ROUNDS:-5}" "${BENCH_CHECK:-}" "${1:-all}" "${2:-siw rxe}"
 fi
 
