@@ -115,7 +115,11 @@ pub struct Mode {
 impl Mode {
     fn config(self, provider: ProviderChoice) -> Config {
         let config = Config::default().provider(provider).quiet_sends(self.quiet_sends);
-        let config = if self.spins { config.wait(Wait::Spin(Duration::from_secs(60))) } else { config };
+        // Looks for other events are due by time: a slow machine has more of them per message. So
+        // the counts leave them out.
+        let spinning =
+            |config: Config| config.wait(Wait::Spin(Duration::from_secs(60))).look_interval(Duration::from_secs(1));
+        let config = if self.spins { spinning(config) } else { config };
         if self.idle == 0 {
             return config;
         }
