@@ -406,6 +406,5 @@ impl Handler for TaskHandler {
         // `finish` closes a connection once the calls and requests on it have ended. If a connection has no calls and no requests, `finish`
         // closes it immediately. The drain ends the remaining connections at its deadline.
         connections.iter().flatten().for_each(|shared| calls.finish(cx, shared.id));
-        cx.close_unestablished();
     }
 }
