@@ -240,35 +240,22 @@ impl<N: Net> Endpoints<N> {
         }
     }
 
-    /// Handles the deadline of an attempt. Reads the peer's reply first. If there is none, the
-    /// attempt fails, or only its setup of shared memory ends.
-    pub(super) fn expire_attempt(&mut self, rendezvous: &mut Rendezvous, hub: &mut Hub<N>, key: Key, now: Instant) {
-        match self.attempt(key).map(|attempt| &attempt.step) {
-            Some(AttemptStep::SettingUp(..)) => self.expire_setup(hub, key, now),
-            Some(_) => self.expire_startup(rendezvous, hub, key, now),
-            None => {}
-        }
-    }
-
-    /// Fails an attempt whose own deadline, `until`, has passed during the setup of shared memory.
-    /// Otherwise ends only the setup.
-    fn expire_setup(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
-        self.continue_setup(hub, key, now);
-        match self.attempt(key).map(|attempt| &attempt.step) {
-            Some(AttemptStep::SettingUp(_, sent)) if sent.until.is_some_and(|until| until <= now) => {
+    /// Handles the deadline of an attempt. During the setup of shared memory, the attempt fails
+    /// only if its own deadline, `until`, has passed. Otherwise reads the peer's answer to the
+    /// hello, and ends only the setup if there is none.
+    pub(super) fn expire_attempt(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+        let Some(attempt) = self.attempt(key) else { return };
+        match &attempt.step {
+            AttemptStep::SettingUp(_, sent) if sent.until.is_some_and(|until| until <= now) => {
                 self.fail(hub, key, Some(ConnectFailure::Timeout), Some((Vec::new(), now)));
             }
-            _ => self.end_setup(hub, key, "no answer in time", now),
-        }
-    }
-
-    fn expire_startup(&mut self, rendezvous: &mut Rendezvous, hub: &mut Hub<N>, key: Key, now: Instant) {
-        self.attempt_edge(rendezvous, hub, key, false, now);
-        match self.attempt(key).map(|attempt| &attempt.step) {
-            Some(AttemptStep::Resolving | AttemptStep::Resolved | AttemptStep::Starting(..)) => {
+            AttemptStep::SettingUp(..) => {
+                self.continue_setup(hub, key, now);
+                self.end_setup(hub, key, "no answer in time", now);
+            }
+            AttemptStep::Resolving | AttemptStep::Resolved | AttemptStep::Starting(..) => {
                 self.fail(hub, key, Some(ConnectFailure::Timeout), None);
             }
-            Some(AttemptStep::SettingUp(..)) | None => {}
         }
     }
 

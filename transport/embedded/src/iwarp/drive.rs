@@ -199,15 +199,15 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Handles the deadline of an endpoint. Before a connection ends that is being established, the
-    /// peer's part of the handshake is read, because it may have arrived in time while the process
-    /// did not run.
+    /// Handles the deadline of an endpoint. On the passive side, the socket is read before the
+    /// handshake fails, because the message of the client may have arrived in time while the
+    /// process did not run.
     fn expire(&mut self, key: Key, due: Instant, now: Instant) {
         let Self { hub, endpoints, rendezvous, .. } = self;
         match endpoints.get_mut(key) {
             Some(CmEndpoint::Listener(_)) => endpoints.end_pause(hub, key, now),
             Some(CmEndpoint::Request(_)) => endpoints.expire_request(hub, key, now),
-            Some(CmEndpoint::Attempt(_)) => endpoints.expire_attempt(rendezvous, hub, key, now),
+            Some(CmEndpoint::Attempt(_)) => endpoints.expire_attempt(hub, key, now),
             Some(CmEndpoint::Stream(flow)) if flow.announced => {
                 let retry = now + hub.config.reply_grace.max(RETRY);
                 flow.end_grace(hub, retry);

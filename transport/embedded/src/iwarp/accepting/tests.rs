@@ -236,18 +236,6 @@ fn no_answer_and_nobody_there() {
     assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Refused)));
 }
 
-/// A reply that has arrived while the process did not run counts, although the time to wait for it
-/// is over.
-#[test]
-fn a_reply_that_was_not_read_in_time_counts() {
-    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
-    let (_listener, _, mut peer) = bench.dial();
-    peer.write_all(&[b"MPA ID Rep Frame".as_slice(), &[0x10, 2, 0, 4, 0x80, 16, 0x80, 16]].concat()).unwrap();
-    bench.now += Duration::from_secs(61);
-    bench.events.retain(|event| !matches!(event.kind, CmEventKind::Resolved { .. }));
-    assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
-}
-
 #[test]
 fn data_behind_the_reply_and_an_end_in_the_middle() {
     let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
