@@ -1,13 +1,13 @@
 //! Tests of the handshake. The peers are plain TCP sockets, to which the tests write octets.
 
-use super::super::bench::{Bench, request_v1};
+use super::super::bench::{Bench, entropy, request_v1};
 use super::super::hub::Owner;
 use super::*;
 use crate::iwarp::forward_net::forward_net;
 use crate::iwarp::net::{LocalSockets, PacketSockets, StreamSockets};
 use crate::iwarp::unix::{host, path_within_host};
 use crate::iwarp::{CrcPolicy, IwarpConfig};
-use crate::iwarp::{Iwarp, SharedMemoryPolicy, TcpNet};
+use crate::iwarp::{Iwarp, SharedMemoryPolicy, TcpConfig, TcpNet};
 use crate::patience::until;
 use crate::test_memory::TestMemory;
 use rdma_transport::cm::{CmEvent, ConnectParam, DisconnectCause, ListenParam, PathOptions};
@@ -261,20 +261,36 @@ fn data_behind_the_reply_and_an_end_in_the_middle() {
 
 #[test]
 fn a_destroyed_connection_still_delivers() {
-    still_delivers(|_| {});
+    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
+    let (_, peer) = bench.listen();
+    let total = delivered_after_destroy(bench, peer, |_, _| {});
+    assert!(total > 65536 && total % 4 == 0, "{total}");
 }
 
-/// A peer that has ended its own stream still reads.
+/// A peer that has ended its own stream still reads. The buffers of the sockets are small, so most
+/// of the framed bytes wait for TCP when it does so.
 #[test]
 fn a_destroyed_connection_still_delivers_to_a_peer_that_sends_no_more() {
-    still_delivers(|peer| peer.shutdown(std::net::Shutdown::Write).unwrap());
+    let config = IwarpConfig { crc: CrcPolicy::Off, ..Default::default() };
+    let small = TcpConfig { send_buffer: Some(4096), ..TcpConfig::default() };
+    let mut bench = Bench::of(Iwarp::new(config, TcpNet::with_config(small).unwrap(), entropy(0)).unwrap());
+    let listener = bench.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.connect(&bench.iwarp.local_address(listener).unwrap().into()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let total = delivered_after_destroy(bench, TcpStream::from(socket), |bench, peer| {
+        peer.shutdown(Shutdown::Write).unwrap();
+        (0..3).for_each(|_| bench.turn());
+        assert_eq!(bench.iwarp.hub.lingers.len(), 1, "the peer has read nothing");
+    });
+    assert!(total > 32768, "{total}");
 }
 
-/// Destroys a connection with bytes that TCP has not accepted. The peer, to which `then` is done,
-/// receives them.
-fn still_delivers(then: impl FnOnce(&TcpStream)) {
-    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
-    let (_, mut peer) = bench.listen();
+/// Destroys a connection with `peer` that has bytes which TCP has not accepted, and calls `then`.
+/// The peer receives complete FPDUs, and then the end of the stream. Returns the number of its
+/// octets.
+fn delivered_after_destroy(mut bench: Bench, mut peer: TcpStream, then: impl FnOnce(&mut Bench, &TcpStream)) -> usize {
     peer.write_all(&request_v1()).unwrap();
     let id = bench.request();
     bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
@@ -288,26 +304,29 @@ fn still_delivers(then: impl FnOnce(&TcpStream)) {
     bench.iwarp.destroy_id(id, bench.now).unwrap();
     drop(memory);
     assert!(bench.iwarp.hub.lingers.len() == 1 && bench.iwarp.endpoints.len() == 1);
-    then(&peer);
-    (0..3).for_each(|_| bench.turn());
-    assert_eq!(bench.iwarp.hub.lingers.len(), 1, "the peer has read nothing");
-    // The peer receives complete FPDUs, and then the end of the stream.
-    let (mut total, mut bytes) = (0, vec![0; 1 << 20]);
+    then(&mut bench, &peer);
+    let (mut stream, mut bytes) = (Vec::new(), vec![0; 1 << 20]);
     until("the end", || {
         bench.turn();
         match peer.read(&mut bytes) {
             Ok(0) => return Some(()),
-            Ok(n) => total += n,
+            Ok(n) => stream.extend_from_slice(&bytes[..n]),
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
         }
         None
     });
-    assert!(total > 65536 && total % 4 == 0, "{total}");
+    let mut left = &stream[..];
+    while let Some((len, _)) = left.split_first_chunk() {
+        // The length, the ULPDU, the padding, and the CRC.
+        let len = (2 + usize::from(u16::from_be_bytes(*len))).next_multiple_of(4) + 4;
+        left = left.get(len..).unwrap_or_else(|| panic!("{} of {len} octets of the last FPDU", left.len()));
+    }
     drop(peer);
     until("nothing lingers", || {
         bench.turn();
         (bench.iwarp.hub.lingers.len() == 0).then_some(())
     });
+    stream.len()
 }
 
 /// If no socket may linger, the reply of a reject is still sent.
