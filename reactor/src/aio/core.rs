@@ -118,11 +118,12 @@ impl OneThreadOnly_UseSpawnLocal {
         act(&mut self.inner.borrow_mut().reactor)
     }
 
-    /// Ends `AsyncReactor::run`: completes the last turn of `run`, and makes the reactor's descriptor readable, so that the program takes a
-    /// further turn. That turn carries out the last requests of the tasks. If the reactor is borrowed, which is possible during a panic,
-    /// this function only records that `run` has ended.
-    pub(super) fn end_run(&self) {
-        self.turns(Turns::end_run);
+    /// Makes the program the driver again: completes the last turn of `AsyncReactor::run` or
+    /// `drive`, and makes the reactor's descriptor readable, so that the program takes a further
+    /// turn. That turn carries out the last requests of the tasks. If the reactor is borrowed,
+    /// which is possible during a panic, this function only records who the driver is.
+    pub(super) fn end_driver(&self) {
+        self.turns(Turns::end_driver);
         if let Ok(mut inner) = self.inner.try_borrow_mut() {
             if let Err(error) = inner.reactor.arm(Turn::default()) {
                 log::debug!("closing the last turn: {error}");

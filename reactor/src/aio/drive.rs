@@ -44,7 +44,7 @@ pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
     // SAFETY: `descriptor` is an owned duplicate, so no other code closes or replaces it. It stays open until `AsyncFd` drops it.
     let readable = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     let readable = readable.map_err(|error| Error::Poll(error.into()))?;
-    let _guard = DriveGuard(&net);
+    let _guard = net.driver_guard();
     loop {
         let turn = net.turn(Duration::ZERO)?;
         // The turn that completes the drain is the last one that the reactor needs.
@@ -68,14 +68,5 @@ pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
             () = net.turn_requested() => {}
             () = due => {}
         }
-    }
-}
-
-/// Makes the program the driver of the reactor when [`drive`] ends or is dropped.
-struct DriveGuard<'a>(&'a AsyncReactor);
-
-impl Drop for DriveGuard<'_> {
-    fn drop(&mut self) {
-        self.0.core.end_run();
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 /// A reactor with an async interface; see the [module](super). Clones share one reactor, and cannot move to another thread.
 #[derive(Clone)]
 pub struct AsyncReactor {
-    pub(super) core: Rc<Core>,
+    core: Rc<Core>,
 }
 
 impl fmt::Debug for AsyncReactor {
@@ -256,7 +256,8 @@ impl AsyncReactor {
         let run_waker = Arc::new(RunWaker::new(self.handle()));
         let waker = Waker::from(Arc::clone(&run_waker));
         let mut task = Task::from_waker(&waker);
-        let _guard = RunGuard::new(&self.core);
+        self.core.turns(Turns::run);
+        let _guard = self.driver_guard();
         loop {
             if run_waker.woken.swap(false, Ordering::AcqRel) {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
@@ -332,6 +333,12 @@ impl AsyncReactor {
     }
 }
 
+impl AsyncReactor {
+    pub(super) fn driver_guard(&self) -> DriverGuard<'_> {
+        DriverGuard(&self.core)
+    }
+}
+
 impl From<Reactor> for AsyncReactor {
     /// Converts a reactor that has no connections yet, for instance a reactor that was built from [`crate::Parts`]. Create that reactor
     /// with [`Config::quiet_sends`]. Otherwise the reactor reports the completion of each message, and these reports are discarded.
@@ -364,19 +371,13 @@ impl Drop for TurnRequested {
     }
 }
 
-/// Makes [`AsyncReactor::run`] the driver of the reactor until this guard is dropped.
-struct RunGuard<'a>(&'a Core);
+/// Makes the program the driver of the reactor again when the guard is dropped, because
+/// [`AsyncReactor::run`] or [`drive`](super::drive) has ended.
+pub(super) struct DriverGuard<'a>(&'a Core);
 
-impl<'a> RunGuard<'a> {
-    fn new(core: &'a Core) -> Self {
-        core.turns(Turns::run);
-        Self(core)
-    }
-}
-
-impl Drop for RunGuard<'_> {
+impl Drop for DriverGuard<'_> {
     fn drop(&mut self) {
-        self.0.end_run();
+        self.0.end_driver();
     }
 }
 

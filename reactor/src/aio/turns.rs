@@ -92,8 +92,9 @@ impl Turns {
         *self = Self::Run { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }
 
-    /// Records that `run` has ended. The program is the driver, and waits for the descriptor.
-    pub(super) const fn end_run(&mut self) {
+    /// Records that `run` or the task has ended. The program is the driver, and waits for the
+    /// descriptor.
+    pub(super) const fn end_driver(&mut self) {
         *self = Self::Program { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }
 }
@@ -126,7 +127,7 @@ mod tests {
         turns.run();
         assert!(!turns.keep_open(false));
         turns.request();
-        turns.end_run();
+        turns.end_driver();
         assert_eq!(turns, Turns::Program { requested: true });
     }
 }
