@@ -118,7 +118,6 @@ impl DatagramContext<'_> {
     /// - The deadline of a drain has passed ([`Error::Drained`]).
     /// - An option is out of its range.
     pub fn open(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
-        self.driver.look_at_clock();
         self.endpoints.open(self.driver, local, options)
     }
 
@@ -251,7 +250,6 @@ impl DatagramContext<'_> {
     /// The endpoint is closed or is a member already, the device does not support multicast, or the provider returned
     /// an error.
     pub fn join(&mut self, endpoint: EndpointId, group: IpAddr) -> Result<(), Error> {
-        self.driver.look_at_clock();
         let key = self.key(endpoint)?;
         self.endpoints.join(self.driver, key, group)
     }
