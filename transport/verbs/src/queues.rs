@@ -234,12 +234,18 @@ impl DeviceQueues {
     /// Releases the entries that a destroyed queue pair has reserved. All remaining completions of the queue pair are
     /// in its completion queues already.
     pub(super) fn release_entries(&mut self, qp: &Qp) {
+        self.leave_queues(qp, Cq::release);
+    }
+
+    /// Calls `leave` for each completion queue in which a queue pair has reserved entries, with
+    /// their number. Detaches the queue pair from its shared queue.
+    pub(super) fn leave_queues(&mut self, qp: &Qp, leave: impl Fn(&mut Cq, u32)) {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
-            cq.release(qp.attr.max_send_wr);
+            leave(cq, qp.attr.max_send_wr);
         }
         let Some(srq) = qp.srq else {
             if let Some(cq) = self.cqs.get_mut(qp.attr.recv_cq.0) {
-                cq.release(qp.attr.max_recv_wr);
+                leave(cq, qp.attr.max_recv_wr);
             }
             return;
         };

@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::cq::Cq;
 use super::devices::Device;
 use super::entry::{IdEntry, IdState, RetiringQp};
 use super::ffi::QueueName;
@@ -46,12 +47,7 @@ impl DeviceQueues {
     /// error state. The id stays in the device's count of ids, so that the device is not closed.
     pub(super) fn retire(&mut self, key: Key, id: IdEntry, now: Instant) {
         let IdEntry { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
-        if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
-            cq.retire(qp.attr.max_send_wr);
-        }
-        if let Some(srq) = qp.srq.and_then(|srq| self.srqs.get_mut(srq.0)) {
-            srq.detach(qp.attr.recv_cq);
-        }
+        self.leave_queues(&qp, Cq::retire);
         self.retiring.push_back(RetiringQp { key, qp, raw, device, state, until: now + LIMIT });
     }
 
