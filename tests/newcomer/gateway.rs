@@ -1,5 +1,6 @@
-//! A gateway: tasks of tokio forward the requests of clients to a backend. If a client gives up, the gateway drops the future of
-//! its call. That cancels the call, and the backend stops its work on it. The backend is a reactor with callbacks.
+//! A gateway: tasks of tokio forward the requests of clients to a backend. If a client gives up,
+//! the gateway drops the future of its call. That cancels the call, and the backend stops its work
+//! on it. The backend is a reactor with callbacks.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -124,7 +125,8 @@ impl CallHandler for Backend {
     fn on_end(&mut self, _: &mut CallContext<'_, ()>, _: CallId, (): (), _: CallResult<'_>) {}
 
     fn on_disconnect(&mut self, _: &mut CallContext<'_, ()>, conn: ConnectionId, reason: DisconnectReason) {
-        // The gateway closes its connections first. If the drain of the backend begins before it notices, both have closed them.
+        // The gateway closes its connections first. If the drain of the backend begins before it
+        // notices, both have closed them.
         if !matches!(reason, DisconnectReason::Closed | DisconnectReason::Local { complete: true }) {
             self.failures.push(format!("{conn}: {reason}"));
         }
@@ -190,7 +192,8 @@ async fn forward(backend: Caller, mut request: Forward) {
     }
 }
 
-/// Makes the requests of one client. Returns the number of right answers, and of requests that it has given up.
+/// Makes the requests of one client. Returns the number of right answers, and of requests that it
+/// has given up.
 async fn client(gateway: mpsc::Sender<Forward>, client: u64) -> Result<[u64; 2]> {
     let [mut right, mut given_up] = [0; 2];
     for nth in 0..REQUESTS_PER_CLIENT {

@@ -1,5 +1,6 @@
-//! A program with its own loop: a reactor, a UDP socket and a timer in one thread. Each tick of the timer sends some messages
-//! over the reactor, and a datagram. A server on another thread returns the messages.
+//! A program with its own loop: a reactor, a UDP socket and a timer in one thread. Each tick of the
+//! timer sends some messages over the reactor, and a datagram. A server on another thread returns
+//! the messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
@@ -25,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The server. It keeps messages whose echo is refused, so a client that does not read is slowed down.
+/// The server. It keeps messages whose echo is refused, so a client that does not read is slowed
+/// down.
 #[derive(Default)]
 struct Echo {
     waiting: BTreeMap<ConnectionId, VecDeque<DetachedMessage>>,
@@ -222,7 +224,8 @@ pub(super) fn run() -> Result<()> {
     let echo = thread.join().map_err(|_| "the server has panicked")??;
     result?;
 
-    // The client closes the connection first. If the drain of the server begins before it notices, both have closed it.
+    // The client closes the connection first. If the drain of the server begins before it notices,
+    // both have closed it.
     let closed = [DisconnectReason::Closed, DisconnectReason::Local { complete: true }];
     if client.end.as_ref() != closed.last() || echo.ends.len() != 1 || !closed.contains(&echo.ends[0]) {
         return Err(format!("the connection ended otherwise: {:?}, {:?}", client.end, echo.ends).into());

@@ -1,5 +1,6 @@
-//! An RPC service with certificates on both sides. The server adds numbers and stores values, for the clients on its list.
-//! Three clients connect: one of the list, one of the same authority that is not on the list, and one of another authority.
+//! An RPC service with certificates on both sides. The server adds numbers and stores values, for
+//! the clients on its list. Three clients connect: one of the list, one of the same authority that
+//! is not on the list, and one of another authority.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -42,7 +43,8 @@ impl Authority {
         Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
     }
 
-    /// Returns the settings of a side that has a certificate of this authority for `name`, and trusts the peers of `peers`.
+    /// Returns the settings of a side that has a certificate of this authority for `name`, and
+    /// trusts the peers of `peers`.
     fn security(&self, name: &str, peers: &Self) -> Result<Security> {
         let key = KeyPair::generate()?;
         let certificate = CertificateParams::new(vec![name.to_owned()])?.signed_by(&key, &self.0)?;

@@ -115,11 +115,12 @@ pub struct Mode {
 impl Mode {
     fn config(self, provider: ProviderChoice) -> Config {
         let config = Config::default().provider(provider).quiet_sends(self.quiet_sends);
-        // Looks for other events are due by time: a slow machine has more of them per message. So
-        // the counts leave them out.
-        let spinning =
-            |config: Config| config.wait(Wait::Spin(Duration::from_secs(60))).look_interval(Duration::from_secs(1));
-        let config = if self.spins { spinning(config) } else { config };
+        let config = match self.spins {
+            // Looks for other events are due by time: a slow machine has more of them per message.
+            // So the counts leave them out.
+            true => config.wait(Wait::Spin(Duration::from_secs(60))).look_interval(Duration::from_secs(1)),
+            false => config,
+        };
         if self.idle == 0 {
             return config;
         }

@@ -307,8 +307,8 @@ impl CallHandler for Panicking {
     }
 }
 
-/// If `on_end` panics for one of several calls, the ends of the others are still reported, and after
-/// them the end of the connection.
+/// If `on_end` panics for one of several calls, the ends of the others are still reported, and
+/// after them the end of the connection.
 #[test]
 fn a_panic_in_an_end_leaves_the_others() {
     for (error, ends) in

@@ -1,5 +1,5 @@
-//! Programs of people who wrote with the library for the first time, from its documents alone. Each of
-//! them checks its own results, and returns an error that says what is wrong.
+//! Programs of people who wrote with the library for the first time, from its documents alone. Each
+//! of them checks its own results, and returns an error that says what is wrong.
 #![allow(clippy::disallowed_methods, reason = "programs, not the library")]
 
 #[path = "../newcomer/discovery.rs"]

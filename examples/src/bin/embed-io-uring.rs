@@ -1,5 +1,5 @@
-//! A reactor inside a loop on io_uring. `embed-io-uring` polls the reactor's descriptor once for each turn; `embed-io-uring --multishot`
-//! has one poll that reports each edge.
+//! A reactor inside a loop on io_uring. `embed-io-uring` polls the reactor's descriptor once for
+//! each turn; `embed-io-uring --multishot` has one poll that reports each edge.
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
 use std::error::Error;

@@ -216,12 +216,12 @@ impl Broadcast {
     ///
     /// ```
     /// use rdma_reactor::broadcast::Broadcast;
-    /// use rdma_reactor::{ConnectionId, Context, Message};
+    /// use rdma_reactor::{ConnectionId, Context};
     ///
     /// /// Called in `on_recv` of a chat.
-    /// fn forward(room: &mut Broadcast, cx: &mut Context<'_>, sender: ConnectionId, message: &Message<'_>) {
-    ///     if let Err(error) = room.publish_except(cx, sender, message) {
-    ///         eprintln!("{sender}: {error}");
+    /// fn forward(room: &mut Broadcast, cx: &mut Context<'_>, from: ConnectionId, message: &[u8]) {
+    ///     if let Err(error) = room.publish_except(cx, from, message) {
+    ///         eprintln!("{from}: {error}");
     ///     }
     /// }
     /// ```

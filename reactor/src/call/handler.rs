@@ -276,7 +276,8 @@ impl<M, H: CallHandler<M>> WithCalls<H, M> {
         (&mut self.handler, CallContext { calls: &mut self.calls, cx: cx.reborrow() })
     }
 
-    /// Reports the calls that have ended without an answer, and then the connections that have ended.
+    /// Reports the calls that have ended without an answer, and then the connections that have
+    /// ended.
     fn report_ends(&mut self, cx: &mut Context<'_>) {
         while let Some(FailedCall { call, tag, error }) = self.calls.next_failed() {
             let (handler, cx) = self.split(cx);
@@ -291,8 +292,8 @@ impl<M, H: CallHandler<M>> WithCalls<H, M> {
     }
 }
 
-/// The context for the `on_end` of one of several ended calls. If this `on_end` panics, the other
-/// ended calls are reported in the next turn.
+/// The context for the callback of one of several ended calls and connections. If this callback
+/// panics, the others are reported in the next turn.
 struct OneOfSeveral<'a, T>(CallContext<'a, T>);
 
 impl<T> Drop for OneOfSeveral<'_, T> {

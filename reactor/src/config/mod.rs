@@ -333,9 +333,9 @@ impl Config {
     }
 
     /// Sets the limit of the memory for buffers, in bytes, for each device. A connection uses
-    /// `receive_depth` + `send_depth` + 2 buffers. With `shared_receives` it uses only
-    /// `send_depth` + 2, and the buffers of the shared receives count towards the same limit. A
-    /// buffer has `buffer_size` + 8 bytes, 16 more with the feature `tls` or `psk`, rounded up to a multiple
+    /// `receive_depth` + `send_depth` + 2 buffers. With `shared_receives`, it uses `receive_depth`
+    /// fewer, and the buffers of the shared receives count towards the same limit. A buffer has
+    /// `buffer_size` + 8 bytes, 16 more with the feature `tls` or `psk`, rounded up to a multiple
     /// of 64. The limit must have room for at least one connection. On the embedded provider, the
     /// system provides pages only when they are first written. Default: 4 GiB.
     #[must_use]

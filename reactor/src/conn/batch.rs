@@ -5,9 +5,9 @@
 //! of the send queue. So lists never fill the send queue, and leave slots for other sends between two batches. Pieces need no buffers of
 //! the library.
 //!
-//! If a send of the program is refused while lists wait for slots, or if the sends of the program use
-//! all slots, the next free slots are reserved for the lists. A refused send gets the slots that
-//! become free after those. So neither lists nor sends starve. The same applies to credits.
+//! If a send of the program is refused while lists wait for slots, or if the sends of the program
+//! use all slots, the next free slots are reserved for the lists. A refused send gets the slots
+//! that become free after those. So neither lists nor sends starve. The same applies to credits.
 
 use rdma_transport::wr::{SendOp, SgeList};
 

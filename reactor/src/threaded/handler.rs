@@ -268,7 +268,8 @@ impl ThreadHandler {
         }
     }
 
-    /// Removes a request from `unanswered`, because the program ends the request.
+    /// Drops the caller of a request, because the program has ended the request, or the caller has
+    /// cancelled its call.
     fn forget(&mut self, request: RequestId) {
         if let Some(entry) = self.entry(request.connection()) {
             entry.callers.remove(&request);

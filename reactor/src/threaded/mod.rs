@@ -42,7 +42,7 @@
 //! |---|---|
 //! | [`Sender::send`] | the message is not sent |
 //! | [`Sender::deliver`] | the message may or may not be sent; its outcome is not reported |
-//! | [`Caller::call`] | the call is cancelled: it is not sent, or the peer is notified, but may have served it |
+//! | [`Caller::call`] | the call is cancelled: not sent, or the peer is notified, but may have served it |
 //! | [`Requests::next`] | nothing is lost: the next call gets the request |
 //! | [`ThreadedRequest::cancelled`] | nothing is lost |
 //! | [`Receiver::recv`], [`ThreadedListener::accept`] | nothing is lost: the next call gets the message, or the connection |

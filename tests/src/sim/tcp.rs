@@ -47,7 +47,8 @@ pub(super) struct Socket {
     twin: Option<Key>,
     rx: VecDeque<u8>,
     eof: bool,
-    /// True if the node has read the end of the stream. A socket that has bytes to send then stays open.
+    /// True if the node has read the end of the stream. A socket that has bytes to send then stays
+    /// open.
     eof_read: bool,
     error: Option<ErrorKind>,
     /// True if a send accepted too few bytes, so that the program must be notified when there is space.

@@ -9,7 +9,7 @@
 //! | `file.rs` | memory in a memory file of the program (Linux) |
 //! | `sge.rs` | [`Sge`]: an entry of a work request, with a promise about the other users of its bytes |
 //! | `span.rs` | parts of a memory that peers may use at the same time |
-//! | `shared.rs` | memory files that two processes of a host map (Linux): [`Memory::new_shared`], [`Window`] |
+//! | `shared.rs` | memory files that two processes map (Linux): [`Memory::new_shared`], [`Window`] |
 //! | `frame.rs` | appending a frame (header, payload, padding) to a vector |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
 //! | `words.rs` | copies by atomic operations |
@@ -175,17 +175,18 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()), file: None })
     }
 
-    /// Makes a `Memory` of memory that the program has allocated itself, such as a mapping of another library. Dropping
-    /// the result does not free the memory.
+    /// Makes a `Memory` of memory that the program has allocated itself, such as a mapping of
+    /// another library. Dropping the result does not free the memory.
     ///
     /// # Errors
     /// `InvalidInput` if the address or the length is not a multiple of 8, or if the length is 0.
     ///
     /// # Safety
-    /// Until the result is dropped, the bytes stay mapped for reading and writing at the same address, and are used
-    /// only as the rule of the [module](self) allows. A provider that registers the result keeps an `Arc` of it until
-    /// the region is deregistered or the provider is dropped, and longer if a device can still access the memory. So
-    /// the result is dropped when the program and all providers have dropped their `Arc`s, which may never happen.
+    /// Until the result is dropped, the bytes stay mapped for reading and writing at the same
+    /// address, and are used only as the rule of the [module](self) allows. A provider that
+    /// registers the result keeps an `Arc` of it until the region is deregistered or the provider
+    /// is dropped, and longer if a device can still access the memory. So the result is dropped
+    /// when the program and all providers have dropped their `Arc`s, which may never happen.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
         if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
             let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");
@@ -215,14 +216,15 @@ impl Memory {
         self.base.as_ptr()
     }
 
-    /// Removes the descriptor of the memory file from this `Memory`, and returns the descriptor. Returns `None` if
-    /// there is no descriptor. A caller that sends the descriptor to only one process uses this function, and closes
-    /// the descriptor after it is sent.
+    /// Removes the descriptor of the memory file from this `Memory`, and returns the descriptor.
+    /// Returns `None` if there is no descriptor. A caller that sends the descriptor to only one
+    /// process uses this function, and closes the descriptor after it is sent.
     pub fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 
-    /// Returns the descriptor of the memory file. Returns `None` if the memory is not in a file that can be sent.
+    /// Returns the descriptor of the memory file. Returns `None` if the memory is not in a file
+    /// that can be sent.
     #[must_use]
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
@@ -296,7 +298,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let unmap = |base: NonNull<u8>, len| {
+        let base = self.base;
+        let unmap = |len| {
             // SAFETY: this is the whole mapping that a constructor made. Nothing uses it any more.
             let rc = unsafe { libc::munmap(base.as_ptr().cast(), len) };
             debug_assert_eq!(rc, 0, "munmap of a whole mapping");
@@ -304,16 +307,16 @@ impl Drop for Memory {
         match self.backing {
             // SAFETY: the pointer and the capacity are those of the vector that `from_vec` has dismantled, and the
             // length is at most the vector's length. Nothing uses the bytes any more.
-            Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
+            Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(base.as_ptr(), self.len, capacity) }),
             Backing::Foreign => {}
-            Backing::Mapping(len) => unmap(self.base, len),
+            Backing::Mapping(len) => unmap(len),
             #[cfg(target_os = "linux")]
             Backing::Lent(len, ref removes) => {
                 if removes.load(Relaxed) {
                     // SAFETY: this is the mapping of a whole file. Nothing uses it any more.
-                    unsafe { shared::remove_pages(self.base, len) };
+                    unsafe { shared::remove_pages(base, len) };
                 }
-                unmap(self.base, len);
+                unmap(len);
             }
         }
     }
@@ -434,7 +437,8 @@ mod tests {
         let mut own = vec![0_u64; 512];
         let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
         {
-            // SAFETY: the vector outlives the memory, and nothing else uses the vector in that time.
+            // SAFETY: the vector outlives the memory, and nothing else uses the vector in that
+            // time.
             let memory = unsafe { Memory::from_raw(base, 4096) }.unwrap();
             assert!(memory.copy_in(8, &7_u64.to_ne_bytes()));
             memory.prefer_huge_pages();

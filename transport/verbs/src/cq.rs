@@ -279,8 +279,8 @@ impl Cq {
         self.released += depth;
     }
 
-    /// Releases the `depth` entries of a send queue whose queue pair is destroyed later. Until then,
-    /// it may add completions. The program may destroy the completion queue already.
+    /// Releases the `depth` entries of a send queue whose queue pair is destroyed later. Until
+    /// then, it may add completions. The program may destroy the completion queue already.
     pub(super) fn retire(&mut self, depth: u32) {
         self.cancel(depth);
         self.retiring += depth;

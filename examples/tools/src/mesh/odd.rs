@@ -1,9 +1,11 @@
 //! Finds the directions and the ranks that are odd, which means much worse than the others.
 //!
-//! A direction leads from one rank to another. Its figure is compared with two medians: the median of the other directions from the same
-//! rank, and the median of the other directions to the same rank. The worse of these two medians counts. If all directions of a rank are
-//! slow, the rank is odd, but its directions are not odd. Directions within a host are compared only with each other; the same applies to
-//! directions between hosts. Directions within a host that has more ranks than processors are not compared at all.
+//! A direction leads from one rank to another. Its figure is compared with two medians: the median
+//! of the other directions from the same rank, and the median of the other directions to the same
+//! rank. The worse of these two medians counts. If all directions of a rank are slow, the rank is
+//! odd, but its directions are not odd. Directions within a host are compared only with each other;
+//! the same applies to directions between hosts. Directions within a host that has more ranks than
+//! processors are not compared at all.
 
 use serde::Serialize;
 
@@ -129,8 +131,9 @@ fn without(sorted: &[f64], cost: f64) -> Option<f64> {
     Some(sorted[if middle < place { middle } else { middle + 1 }])
 }
 
-/// Returns a factor for each rank: the median of the rank's directions, divided by the median of the other ranks' medians. If a rank has
-/// directions between hosts, only these directions count. Directions within a host that has more ranks than processors do not count.
+/// Returns a factor for each rank: the median of the rank's directions, divided by the median of
+/// the other ranks' medians. If a rank has directions between hosts, only these directions count.
+/// Directions within a host that has more ranks than processors do not count.
 fn ranks_times(results: &Results, figure: Figure) -> Vec<Option<f64>> {
     let ranks = results.ranks();
     let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();

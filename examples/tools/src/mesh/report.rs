@@ -120,8 +120,8 @@ impl<'a> Report<'a> {
         pairs.into_iter().take(most).map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// Returns sentences about the ranks that are gone, about the ranks that are much worse than the others, and about hosts with
-    /// more ranks than processors.
+    /// Returns sentences about the ranks that are gone, about the ranks that are much worse than
+    /// the others, and about hosts with more ranks than processors.
     #[must_use]
     pub fn about_ranks(&self) -> Vec<String> {
         let members = self.results.members();

@@ -227,9 +227,9 @@ impl Incoming {
                 if !self.queue.has_next(&mut cx.srq) {
                     return Err(Refusal::NoBuffer.into());
                 }
-                // The peer may have written the data of the write directly to the region, without a record. So the
-                // length in this record is the length of the whole write. The memory of the write may be lent, and is
-                // free when this record is released.
+                // The peer may have written the data of the write directly to the region, without a
+                // record. So the length in this record is the length of the whole write. The memory
+                // of the write may be lent, and is free when this record is released.
                 self.release_due = true;
                 self.queue.end_message(Some(header.len), None, Some(word(0) as u32), out);
             }

@@ -463,8 +463,8 @@ impl Outgoing {
         let mut header = RecordHeader::new(kind, left as u32);
         let small = left <= INLINE;
         let lent = match (sges.as_slice(), self.sends.inline()) {
-            // Also the last part if it is small: the work request waits for the release of its record, and the
-            // peer releases a record in a window without delay.
+            // Also the last part if it is small: the work request waits for the release of its
+            // record, and the peer releases a record in a window without delay.
             ([sge], None) if entry.len > INLINE => lendings.locate(&sge.part(offset, left)),
             _ => None,
         };

@@ -83,12 +83,13 @@ impl Lendings {
         if file.is_none() {
             memory.file()?;
         }
-        let free = self.slots.iter().position(|slot| slot.lent.is_none());
-        let slot = free.unwrap_or(self.slots.len());
         let used = self.slots.iter().filter(|slot| slot.lent.is_some()).count();
-        if slot == SLOTS || key != 0 && used == SLOTS - 1 && !self.has(0) {
+        let kept = usize::from(key != 0 && !self.has(0));
+        if used + kept >= SLOTS {
             return None;
         }
+        let free = self.slots.iter().position(|slot| slot.lent.is_none());
+        let slot = free.unwrap_or(self.slots.len());
         if slot == self.slots.len() {
             self.slots.push(LendingSlot { word: 0, lent: None });
         }

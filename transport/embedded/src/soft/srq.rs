@@ -71,9 +71,9 @@ impl SharedReceiveQueue {
         self.targets.is_used()
     }
 
-    /// Releases the reserved entries on the completion queues. `left` returns the number of unpolled
-    /// completions that receives of this shared queue have on a completion queue. These completions
-    /// keep their entries.
+    /// Releases the reserved entries on the completion queues. `left` returns the number of
+    /// unpolled completions that receives of this shared queue have on a completion queue. These
+    /// completions keep their entries.
     pub fn release(&self, left: impl Fn(CqId) -> u32, cqs: &mut CompletionQueues) {
         for cq in self.targets.iter() {
             cqs.release(cq, self.depth, left(cq));

@@ -1017,8 +1017,8 @@ fn a_cork_holds_a_connection_without_headers() {
 }
 
 impl History {
-    /// Runs a turn of each side. The passive side posts as many Writes as fit, at most `most`, after
-    /// its completions and before its lists.
+    /// Runs a turn of each side. The passive side posts as many Writes as fit, at most `most`,
+    /// after its completions and before its lists.
     fn fill_before_lists(&mut self, most: usize) {
         self.turn(1);
         let [side, peer] = pair(&mut self.sides, 0);
