@@ -372,7 +372,7 @@ impl Drop for TurnRequested {
 }
 
 /// Makes the program the driver of the reactor again when the guard is dropped, because
-/// [`AsyncReactor::run`] or [`drive`](super::drive) has ended.
+/// [`AsyncReactor::run`] or `drive` has ended.
 pub(super) struct DriverGuard<'a>(&'a Core);
 
 impl Drop for DriverGuard<'_> {
