@@ -42,16 +42,19 @@ fail() {
 
 # pair SERVER... -- CLIENT...: runs both on one port; PORT is the port. The client's output is left in $logs/client.
 pair() {
-    local server=() client pid
+    local server=() client pid status
     while [ "$1" != -- ]; do server+=("$1"); shift; done
     shift
     port=$((port + 1))
     server=("${server[@]/#PORT/$port}") client=("${@/#PORT/$port}")
-    timeout -k 5 60 $server_cpu "${server[@]}" >"$logs/server" 2>&1 </dev/null &
+    timeout -k 5 250 $server_cpu "${server[@]}" >"$logs/server" 2>&1 </dev/null &
     pid=$!
     tests/vm/listens.sh $port $pid || fail "${server[*]} does not listen"
-    timeout -k 5 60 $client_cpu "${client[@]}" >"$logs/client" 2>"$logs/client.err" </dev/null ||
-        { cat "$logs/client.err" >>"$logs/client"; fail "${client[*]}: status $?"; }
+    timeout -k 5 240 $client_cpu "${client[@]}" >"$logs/client" 2>"$logs/client.err" </dev/null || {
+        status=$?
+        cat "$logs/client.err" >>"$logs/client"
+        fail "${client[*]}: status $status"
+    }
     [ "${server[0]}" != "$ours" ] || kill $pid
     wait $pid
 }
