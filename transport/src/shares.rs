@@ -121,7 +121,7 @@ mod tests {
                 }
                 for (host, key) in &model {
                     let own = model.iter().filter(|(other, _)| other == host).count();
-                    prop_assert_eq!((hosts.connections(*host), hosts.load(*key)), (own, Some(&(own as u32))));
+                    prop_assert_eq!((hosts.connections(*host), hosts.load(*key).copied()), (own, Some(own as u32)));
                 }
                 prop_assert_eq!(hosts.is_empty(), model.is_empty());
             }
