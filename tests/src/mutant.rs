@@ -5,26 +5,21 @@
 //! so the defects cannot make references invalid.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
-use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
 use rdma_transport::cq::{CqAttr, Notify};
-use rdma_transport::mem::{EntryAccess, Memory};
-use rdma_transport::mr::{Access, MemoryRegion, MrId};
-use rdma_transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
+use rdma_transport::mem::EntryAccess;
+use rdma_transport::mr::MrId;
+use rdma_transport::provider::{CqId, DeviceId, PostError, Posted, Provider};
 use rdma_transport::qp::{QpAttr, QpId};
-use rdma_transport::roles::{
-    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
-};
+use rdma_transport::roles::{Extensions, ImmediateSends, Liveness, RemoteKeys, SharedMemory, SharedReceives};
 use rdma_transport::slab::Key;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendFlags, SendWr};
 use rdma_transport::{Result, TransportError};
+
+use crate::delegate::Delegate;
 
 /// A deliberate defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,46 +172,20 @@ impl<P: Provider> Mutant<P> {
 
 // SAFETY: calls are forwarded. The defects violate the contract, but the only user, the conformance suite, never gets references to the
 // memory.
-unsafe impl<P: Provider> Provider for Mutant<P> {
+unsafe impl<P: Provider> Delegate for Mutant<P> {
+    type Inner = P;
+    fn inner(&self) -> &P {
+        &self.inner
+    }
+    fn inner_mut(&mut self) -> &mut P {
+        &mut self.inner
+    }
     fn name(&self) -> &'static str {
         "mutant"
-    }
-    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
-        self.inner.device(device)
-    }
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.inner.device_at(address)
-    }
-    fn channel(&self, channel: Channel) -> Result<RawFd> {
-        self.inner.channel(channel)
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-    fn progress(&mut self, now: Instant, drive: Drive) -> bool {
-        self.inner.progress(now, drive)
-    }
-    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
-        self.inner.listen(address, options)
-    }
-    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        self.inner.local_address(id)
-    }
-    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.inner.resolve(peer, options, deadline)
-    }
-    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
-        self.inner.connect(id, param)
-    }
-    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
-        self.inner.accept(id, param, now)
     }
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
         let data = if self.is(Defect::SilentReject) { &[] } else { private_data };
         self.inner.reject(id, data, now)
-    }
-    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
-        self.inner.disconnect(id, now)
     }
     fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
         match self.receives.remove(&id.0) {
@@ -244,15 +213,6 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
                 event => return Ok(event),
             }
         }
-    }
-    fn register(
-        &mut self,
-        device: DeviceId,
-        memory: &Arc<Memory>,
-        range: Range<usize>,
-        access: Access,
-    ) -> Result<MemoryRegion> {
-        self.inner.register(device, memory, range, access)
     }
     fn deregister(&mut self, region: MrId) -> Result<()> {
         if self.is(Defect::KeyOutlivesDeregister) { Ok(()) } else { self.inner.deregister(region) }
@@ -379,32 +339,11 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
     fn extensions(&mut self) -> Option<&mut dyn Extensions> {
         self.inner.extensions()
     }
-    fn handover(&mut self) -> Option<&mut dyn Handover> {
-        None
-    }
-    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
-        None
-    }
-    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
-        None
-    }
-    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        None
-    }
-    fn adapter(&self) -> Option<&dyn Adapter> {
-        None
-    }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
         self.inner.immediate_sends()
     }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
         self.inner.shared_memory()
-    }
-    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
-        None
-    }
-    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
-        None
     }
 }
 

@@ -2,11 +2,11 @@
 //! the handle of the first. Calls with this handle apply to the second object. Events and completions of both objects carry this handle.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{ops::Range, os::fd::RawFd, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
-use rdma_transport::roles::*;
+use crate::delegate::Delegate;
 use rdma_transport::slab::Key;
 use rdma_transport::*;
 
@@ -54,14 +54,10 @@ impl<P: Provider> Twice<P> {
 
 // SAFETY: calls are forwarded. A handle that is assigned twice violates promise 6 of the contract. Each post still reaches a queue pair of
 // the inner provider and completes there. The inner provider keeps all other promises.
-unsafe impl<P: Provider> Provider for Twice<P> {
-    fn name(&self) -> &'static str { self.inner.name() }
-    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.inner.device(device) }
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> { self.inner.device_at(address) }
-    fn channel(&self, channel: Channel) -> Result<RawFd> { self.inner.channel(channel) }
-    fn next_deadline(&self) -> Option<Instant> { self.inner.next_deadline() }
-    fn progress(&mut self, now: Instant, drive: Drive) -> bool { self.inner.progress(now, drive) }
-    fn listen(&mut self, at: SocketAddr, options: &ListenParam) -> Result<CmId> { self.inner.listen(at, options) }
+unsafe impl<P: Provider> Delegate for Twice<P> {
+    type Inner = P;
+    fn inner(&self) -> &P { &self.inner }
+    fn inner_mut(&mut self) -> &mut P { &mut self.inner }
     fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.inner.local_address(self.id(id)) }
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         let id = self.inner.resolve(peer, options, deadline)?;
@@ -78,10 +74,6 @@ unsafe impl<P: Provider> Provider for Twice<P> {
         let event = self.inner.next_cm_event(now)?;
         Ok(event.map(|event| CmEvent { id: CmId(self.ids.outer(event.id.0)), ..event }))
     }
-    fn register(&mut self, on: DeviceId, of: &Arc<Memory>, at: Range<usize>, access: Access) -> Result<MemoryRegion> {
-        self.inner.register(on, of, at, access)
-    }
-    fn deregister(&mut self, region: MrId) -> Result<()> { self.inner.deregister(region) }
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
         let cq = self.inner.create_cq(device, attr)?;
         Ok(CqId(self.cqs.hand_out(cq.0)))
@@ -105,17 +97,4 @@ unsafe impl<P: Provider> Provider for Twice<P> {
         let cq = self.inner.next_completion_event(on)?;
         Ok(cq.map(|cq| CqId(self.cqs.outer(cq.0))))
     }
-    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> { None }
-    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> { None }
-    fn liveness(&self) -> Option<&dyn Liveness> { None }
-    fn extensions(&mut self) -> Option<&mut dyn Extensions> { None }
-    fn handover(&mut self) -> Option<&mut dyn Handover> { None }
-    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> { None }
-    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> { None }
-    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> { None }
-    fn adapter(&self) -> Option<&dyn Adapter> { None }
-    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { None }
-    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { None }
-    fn exchange(&mut self) -> Option<&mut dyn Exchange> { None }
-    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> { None }
 }

@@ -10,22 +10,17 @@
 //! key (`Hardware::keeps`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
 use rdma_transport::cq::{CqAttr, Notify};
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
-use rdma_transport::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
-use rdma_transport::qp::{QpAttr, QpId};
-use rdma_transport::roles::{
-    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
-};
+use rdma_transport::provider::{CqId, DeviceId, Drive, PostError, Posted, Provider};
+use rdma_transport::qp::QpId;
+use rdma_transport::roles::{Extensions, Liveness, RemoteKeys};
 use rdma_transport::slab::Key;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp, SendWr, SgeList};
@@ -35,6 +30,7 @@ use rdma_transport_embedded::iwarp::net::NetChannel;
 use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
 use super::swarm::{HardwareOptions, MS};
+use crate::delegate::Delegate;
 
 /// A work queue: the queue pair, and the kind of work. Completions of one work queue stay in order. RDMA Reads have a separate work queue.
 /// As in siw, a send may complete before an RDMA Read that was posted earlier.
@@ -437,43 +433,21 @@ impl<P: Provider> HardwareProvider<P> {
 }
 
 // SAFETY: every call is forwarded to the inner provider. Completions are only delayed or dropped, never added.
-unsafe impl<P: Provider> Provider for HardwareProvider<P> {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+unsafe impl<P: Provider> Delegate for HardwareProvider<P> {
+    type Inner = P;
+
+    fn inner(&self) -> &P {
+        &self.inner
     }
 
-    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
-        self.inner.device(device)
-    }
-
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.inner.device_at(address)
-    }
-
-    fn channel(&self, channel: provider::Channel) -> Result<RawFd> {
-        self.inner.channel(channel)
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
+    fn inner_mut(&mut self) -> &mut P {
+        &mut self.inner
     }
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.inner.progress(now, drive);
         self.harvest();
         more
-    }
-
-    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
-        self.inner.listen(address, options)
-    }
-
-    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        self.inner.local_address(id)
-    }
-
-    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.inner.resolve(peer, options, deadline)
     }
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
@@ -486,10 +460,6 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         let result = self.inner.accept(id, param, now);
         self.harvest();
         result
-    }
-
-    fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
-        self.inner.reject(id, private_data, now)
     }
 
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
@@ -566,10 +536,6 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         Ok(())
     }
 
-    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        self.inner.create_qp(id, attr)
-    }
-
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         self.give(qp, chain.iter().map(|wr| (&wr.sges, None)));
         let result = self.inner.post_recv(qp, chain);
@@ -635,10 +601,6 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         Ok(lock(&self.fabric).ports[self.node].hardware.events.pop_front())
     }
 
-    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
-        None
-    }
-
     fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
         Some(self)
     }
@@ -649,42 +611,6 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
 
     fn extensions(&mut self) -> Option<&mut dyn Extensions> {
         if self.options.extensions { Some(self) } else { None }
-    }
-
-    fn handover(&mut self) -> Option<&mut dyn Handover> {
-        None
-    }
-
-    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
-        None
-    }
-
-    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
-        None
-    }
-
-    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        None
-    }
-
-    fn adapter(&self) -> Option<&dyn Adapter> {
-        None
-    }
-
-    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
-        None
-    }
-
-    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
-        None
-    }
-
-    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
-        None
-    }
-
-    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
-        None
     }
 }
 
