@@ -753,6 +753,70 @@ fn futures_that_are_dropped_end_their_calls() {
     });
 }
 
+/// A future waits until the caller of its request has cancelled the call, or the connection has
+/// ended, whatever happens first.
+#[test]
+fn a_future_waits_for_the_cancellation_of_its_request() {
+    with_watchdog("a_future_waits_for_the_cancellation_of_its_request", || {
+        let (server_dropped, handle_dropped) = tokio::sync::oneshot::channel();
+        run_both(
+            |calls| async move {
+                // The client cancels each call when the server asks for it.
+                for name in ["waits", "has happened"] {
+                    let mut call = Box::pin(calls.call(name.as_bytes(), PATIENCE));
+                    assert!(futures_util::poll!(&mut call).is_pending());
+                    let cancel = calls.next().await.expect("a request");
+                    drop(call);
+                    cancel.answer(b"").expect("its caller waits");
+                }
+                let mut call = Box::pin(calls.call(b"its connection has no handle", PATIENCE));
+                assert!(futures_util::poll!(&mut call).is_pending());
+                handle_dropped.await.expect("the server has dropped its handle");
+                drop(call);
+                calls.connection().closed().await;
+            },
+            |_, calls| async move {
+                let request = calls.next().await.expect("a request");
+                let mut dropped = Box::pin(request.cancelled());
+                assert!(futures_util::poll!(&mut dropped).is_pending());
+                drop(dropped);
+                let all = join(request.cancelled(), request.cancelled());
+                let (answer, _) = join(calls.call(b"cancel it", PATIENCE), all).await;
+                assert_eq!((answer, request.time_left()), (Ok(Vec::new()), None));
+                request.cancelled().await;
+                assert_eq!(request.answer(b""), Err(AnswerError::Late));
+
+                let request = calls.next().await.expect("a request");
+                assert_eq!(calls.call(b"cancel it", PATIENCE).await, Ok(Vec::new()));
+                assert!(futures_util::poll!(&mut Box::pin(request.cancelled())).is_ready());
+                drop(request);
+
+                let request = calls.next().await.expect("a request");
+                drop(calls);
+                server_dropped.send(()).expect("the client waits");
+                request.cancelled().await;
+            },
+        );
+        let (server_waits, waits) = tokio::sync::oneshot::channel();
+        run_both(
+            |calls| async move {
+                let mut call = Box::pin(calls.call(b"ends with its connection", PATIENCE));
+                assert!(futures_util::poll!(&mut call).is_pending());
+                waits.await.expect("the server waits");
+                calls.connection().abort();
+            },
+            |_, calls| async move {
+                let request = calls.next().await.expect("a request");
+                let mut cancelled = Box::pin(request.cancelled());
+                assert!(futures_util::poll!(&mut cancelled).is_pending());
+                server_waits.send(()).expect("the client waits");
+                cancelled.await;
+                request.cancelled().await;
+            },
+        );
+    });
+}
+
 /// Requests that arrived before a drain can still be answered during the drain, also if the handle
 /// of their connection was dropped.
 #[test]

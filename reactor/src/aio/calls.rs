@@ -185,7 +185,7 @@ impl AsyncRequest {
     /// [`AnswerError`].
     pub fn answer(mut self, payload: &[u8]) -> Result<(), AnswerError> {
         let id = self.id.take().ok_or(AnswerError::Gone)?;
-        self.core.with(|cx, handler| handler.calls.answer(cx, id, payload))
+        self.core.with(|cx, handler| handler.answer(cx, id, payload))
     }
 
     /// Returns the time that is left until the caller stops waiting for the answer. Returns `None` if the caller has already stopped
@@ -193,6 +193,37 @@ impl AsyncRequest {
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.core.with(|cx, handler| handler.calls.time_left(cx, self.id?))
+    }
+
+    /// Waits until the caller has cancelled the call, or its connection has ended. A server that
+    /// selects between this future and its work stops work that nobody waits for. Any number of
+    /// tasks may wait. If the future is dropped, nothing is lost.
+    ///
+    /// The deadline of the request does not end the future: see [`AsyncRequest::time_left`].
+    ///
+    /// ```
+    /// use rdma_reactor::aio::{AsyncReactor, AsyncRequest};
+    ///
+    /// async fn serve(net: &AsyncReactor, request: AsyncRequest) {
+    ///     let left = request.time_left().unwrap_or_default();
+    ///     let answer = tokio::select! {
+    ///         answer = compute(&request) => answer,
+    ///         () = net.sleep(left) => return,
+    ///         () = request.cancelled() => return,
+    ///     };
+    ///     // Fails if the caller does not wait any more.
+    ///     let _ = request.answer(&answer);
+    /// }
+    ///
+    /// async fn compute(input: &[u8]) -> Vec<u8> {
+    ///     input.to_ascii_uppercase()
+    /// }
+    /// ```
+    pub async fn cancelled(&self) {
+        let tasks = self.core.with(|cx, handler| handler.cancellation(cx, self.id?));
+        if let Some(tasks) = tasks {
+            NextItem::new(&tasks).await;
+        }
     }
 }
 

@@ -286,7 +286,7 @@ fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: Drop
         }
         DropAction::CancelTransfer(conn, transfer) => _ = cx.remote(conn).cancel_transfer(transfer),
         DropAction::CancelCall(call) => _ = handler.calls.cancel(cx, call),
-        DropAction::Dismiss(request) => handler.calls.dismiss(cx, request),
+        DropAction::Dismiss(request) => handler.dismiss(cx, request),
         DropAction::RefusePeers(listener) => handler.refuse_peers(cx, listener),
         DropAction::RefusePeer(conn) => _ = cx.connection(conn).judge(Err(NOT_APPROVED.into())),
     }

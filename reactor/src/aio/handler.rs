@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -14,7 +15,7 @@ use super::reply::{QueuedRequest, Reply};
 use super::room_waiters::RoomWaiters;
 use super::wait_queue::{WaitQueue, WaiterId};
 use crate::approval::{MAX_PENDING_PEERS, NOT_APPROVED, TOO_MANY_PENDING};
-use crate::call::{CallEvent, Calls};
+use crate::call::{AnswerError, CallEvent, Calls, RequestId};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, ListenerId, Message, Outcome,
     PeerIdentity, SendId, TimerId, TransferEnd, TransferId,
@@ -144,6 +145,10 @@ fn is_overfull(backlog: &AsyncQueue<Rc<SharedConnection>>) -> bool {
         && backlog.count(|shared| shared.state.borrow().end.is_some()) >= MAX_ENDED_IN_BACKLOG
 }
 
+/// For one request of a peer: the tasks that wait until the caller has cancelled the call, or the
+/// connection has ended. The queue never has an item; it ends then.
+pub(super) type Cancellation = Rc<RefCell<AsyncQueue<Infallible>>>;
+
 /// The state of a timer that a task waits for.
 #[derive(Debug)]
 pub(super) enum TimerState {
@@ -163,6 +168,8 @@ pub(super) struct TaskHandler {
     pub(super) pending_peers: BTreeMap<ListenerId, Option<PeerQueue>>, // bound: approvals
     pub(super) timers: BTreeMap<TimerId, TimerState>,    // local: timers of tasks
     pub(super) calls: Calls<Rc<Reply>>,
+    /// For each connection: the requests that are cancelled, and those that a task waits for.
+    cancellations: BTreeMap<ConnectionId, BTreeMap<RequestId, Cancellation>>, // bound: requests
     /// The connections whose handles were dropped while they carried calls. They are closed when
     /// the tasks have answered or dropped their requests.
     finishing: BTreeSet<ConnectionId>, // bound: connections
@@ -192,7 +199,7 @@ impl TaskHandler {
         if carries_calls {
             self.finishing.insert(conn);
         }
-        queued.into_iter().for_each(|(request, _)| self.calls.dismiss(cx, request));
+        queued.into_iter().for_each(|(request, _)| self.dismiss(cx, request));
         self.forget(conn);
         self.calls.finish(cx, conn);
     }
@@ -250,6 +257,44 @@ impl TaskHandler {
         self.change(conn, |shared, ready| shared.state.borrow_mut().room_waiters.notify(cx, conn, ready));
     }
 
+    /// Returns the queue in which tasks wait until the caller of a request has cancelled the call, or
+    /// the connection has ended. Returns `None` if the connection has ended.
+    pub(super) fn cancellation(&mut self, cx: &mut Context<'_>, request: RequestId) -> Option<Cancellation> {
+        let conn = request.connection();
+        cx.connection(conn).peer_address()?;
+        Some(Rc::clone(self.cancellations.entry(conn).or_default().entry(request).or_default()))
+    }
+
+    /// Notifies the tasks that wait until the caller of a request has cancelled the call.
+    fn on_cancelled(&mut self, request: RequestId) {
+        let requests = self.cancellations.entry(request.connection()).or_default();
+        requests.entry(request).or_default().borrow_mut().end(&mut self.ready);
+    }
+
+    pub(super) fn answer(
+        &mut self,
+        cx: &mut Context<'_>,
+        request: RequestId,
+        payload: &[u8],
+    ) -> Result<(), AnswerError> {
+        self.forget_request(request);
+        self.calls.answer(cx, request, payload)
+    }
+
+    /// Ends a request without an answer.
+    pub(super) fn dismiss(&mut self, cx: &mut Context<'_>, request: RequestId) {
+        self.forget_request(request);
+        self.calls.dismiss(cx, request);
+    }
+
+    fn forget_request(&mut self, request: RequestId) {
+        let Some(requests) = self.cancellations.get_mut(&request.connection()) else { return };
+        requests.remove(&request);
+        if requests.is_empty() {
+            self.cancellations.remove(&request.connection());
+        }
+    }
+
     /// Handles a message that arrived on a connection that is used for calls: a request, an answer or another frame of [`crate::call`].
     pub(super) fn on_frame(
         &mut self,
@@ -265,6 +310,7 @@ impl TaskHandler {
             }
             Some(CallEvent::Answer { tag, payload, .. }) => ready.extend(tag.set(Ok(payload.to_vec()))),
             Some(CallEvent::Failed(failed)) => ready.extend(failed.tag.set(Err(failed.error))),
+            Some(CallEvent::Cancelled(request)) => self.on_cancelled(request),
             _ => {}
         }
     }
@@ -336,7 +382,12 @@ impl Handler for TaskHandler {
         let shared = self.connections.get(conn.slot()).and_then(Option::as_ref).filter(|shared| shared.id == conn);
         // A connection that is not in the table has no handle in the program, but tasks may still
         // hold requests that arrived on it. `calls` handles the message, and refuses new requests.
-        let Some(shared) = shared else { return drop(self.calls.on_recv(cx, conn, message)) };
+        let Some(shared) = shared else {
+            if let Some(CallEvent::Cancelled(request)) = self.calls.on_recv(cx, conn, message) {
+                self.on_cancelled(request);
+            }
+            return;
+        };
         if shared.carries_calls.get() {
             let shared = Rc::clone(shared);
             return self.on_frame(cx, &shared, message);
@@ -374,6 +425,8 @@ impl Handler for TaskHandler {
     fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         self.calls.on_disconnect(conn, &reason);
         self.finishing.remove(&conn);
+        let requests = self.cancellations.remove(&conn).unwrap_or_default();
+        requests.values().for_each(|tasks| tasks.borrow_mut().end(&mut self.ready));
         self.report_failed_calls();
         self.end(conn, EndReason::Disconnected(reason));
     }

@@ -72,6 +72,7 @@
 //! | [`AsyncConnection::transfer`] | the transfer is cancelled: posted pieces complete, and no more are posted |
 //! | [`AsyncCalls::call`] | the call is cancelled: the peer is notified, but may have served it |
 //! | [`AsyncCalls::next`] | nothing is lost: the next call gets the request |
+//! | [`AsyncRequest::cancelled`] | nothing is lost |
 //! | [`AsyncConnection::closed`], [`AsyncReactor::sleep`], [`AsyncReactor::turn_requested`] | no effect |
 //! | reads and writes of an [`AsyncStream`] | nothing is lost or sent twice; the stream keeps its queue position until it is dropped |
 //!
