@@ -3,6 +3,9 @@
 //! tokio, to compare). HTTP/1 needs 2,100 descriptors (`ulimit -n`).
 #![forbid(unsafe_code)]
 
+#[path = "../network.rs"]
+mod network;
+
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +19,6 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use rdma_reactor::threaded::ThreadedReactor;
-use rdma_reactor::{Config, ProviderChoice, Security, Tls, TlsIdentity};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -31,29 +33,18 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Starts a server. Returns its address, and the reactor of the clients if they use one.
 async fn start(network: &str) -> Result<(SocketAddr, Option<ThreadedReactor>)> {
-    let (any, config) = (SocketAddr::from(([127, 0, 0, 1], 0)), Config::default());
-    let config = match network {
-        "iwarp" => config.provider(ProviderChoice::Iwarp),
-        "shm" => config.provider(ProviderChoice::Shm),
-        "tls" => {
-            let own = rcgen::generate_simple_self_signed(["server.example".to_owned()])?;
-            let identity =
-                TlsIdentity::from_pem(own.cert.pem().as_bytes(), own.signing_key.serialize_pem().as_bytes())?;
-            let tls = Tls::mutual(&identity, own.cert.pem().as_bytes())?;
-            config.provider(ProviderChoice::Iwarp).security(Security::Tls(tls.server_name("server.example")?))
-        }
-        "tcp" => {
-            let listener = TcpListener::bind(any).await?;
-            let address = listener.local_addr()?;
-            tokio::spawn(async move {
-                while let Ok(stream) = listener.accept().await.and_then(|(s, _)| s.set_nodelay(true).map(|()| s)) {
-                    serve(stream);
-                }
-            });
-            return Ok((address, None));
-        }
-        other => return Err(format!("{other}: give iwarp, shm, tls or tcp").into()),
-    };
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    if network == "tcp" {
+        let listener = TcpListener::bind(any).await?;
+        let address = listener.local_addr()?;
+        tokio::spawn(async move {
+            while let Ok(stream) = listener.accept().await.and_then(|(s, _)| s.set_nodelay(true).map(|()| s)) {
+                serve(stream);
+            }
+        });
+        return Ok((address, None));
+    }
+    let config = network::config(network)?;
     let mut listener = ThreadedReactor::start(config.clone())?.listen(any).await?;
     let address = listener.local_address();
     tokio::spawn(async move {
