@@ -787,8 +787,12 @@ fn a_future_waits_for_the_cancellation_of_its_request() {
                 assert_eq!(request.answer(b""), Err(AnswerError::Late));
 
                 let request = calls.next().await.expect("a request");
+                let mut first = Box::pin(request.cancelled());
+                assert!(futures_util::poll!(&mut first).is_pending());
                 assert_eq!(calls.call(b"cancel it", PATIENCE).await, Ok(Vec::new()));
+                // Also while a future that was notified is not polled.
                 assert!(futures_util::poll!(&mut Box::pin(request.cancelled())).is_ready());
+                first.await;
                 drop(request);
 
                 let request = calls.next().await.expect("a request");

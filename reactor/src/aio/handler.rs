@@ -168,7 +168,8 @@ pub(super) struct TaskHandler {
     pub(super) pending_peers: BTreeMap<ListenerId, Option<PeerQueue>>, // bound: approvals
     pub(super) timers: BTreeMap<TimerId, TimerState>,    // local: timers of tasks
     pub(super) calls: Calls<Rc<Reply>>,
-    /// For each connection: the requests that are cancelled, and those that a task waits for.
+    /// For each connection: the requests that are cancelled, and those for which a task has called
+    /// [`super::AsyncRequest::cancelled`].
     cancellations: BTreeMap<ConnectionId, BTreeMap<RequestId, Cancellation>>, // bound: requests
     /// The connections whose handles were dropped while they carried calls. They are closed when
     /// the tasks have answered or dropped their requests.
@@ -258,11 +259,12 @@ impl TaskHandler {
     }
 
     /// Returns the queue in which tasks wait until the caller of a request has cancelled the call, or
-    /// the connection has ended. Returns `None` if the connection has ended.
+    /// the connection has ended. Returns `None` if one of the two has happened.
     pub(super) fn cancellation(&mut self, cx: &mut Context<'_>, request: RequestId) -> Option<Cancellation> {
         let conn = request.connection();
         cx.connection(conn).peer_address()?;
-        Some(Rc::clone(self.cancellations.entry(conn).or_default().entry(request).or_default()))
+        let tasks = self.cancellations.entry(conn).or_default().entry(request).or_default();
+        (!tasks.borrow().is_over()).then(|| Rc::clone(tasks))
     }
 
     /// Notifies the tasks that wait until the caller of a request has cancelled the call.
