@@ -8,7 +8,6 @@ use rdma_transport::conformance::{Deviation, Environment, Factory, Need, System}
 use rdma_transport::provider::Provider;
 use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy};
 
-use crate::delegate::Delegated;
 use crate::forward::Forward;
 use crate::gate::Gate;
 use crate::loopback::{Loopback, Network};
@@ -316,7 +315,7 @@ pub const fn hardware(seed: u64) -> Virtual<HardwareOptions> {
         with: HARDWARE,
         provider: |options, inner, node, fabric, seed| {
             let rng = Rng::new(seed ^ node as u64, "hardware");
-            Box::new(Delegated(HardwareProvider::new(inner, node, Arc::clone(fabric), options.clone(), rng)))
+            Box::new(HardwareProvider::new(inner, node, Arc::clone(fabric), options.clone(), rng))
         },
         missing: &[
             Need::SendWithImmediate,
@@ -338,7 +337,7 @@ pub const fn mutant(defect: Defect) -> Virtual<Defect> {
         device: "mutant",
         seed: 0,
         with: defect,
-        provider: |&defect, inner, _, _, _| Box::new(Delegated(Mutant::new(inner, defect))),
+        provider: |&defect, inner, _, _, _| Box::new(Mutant::new(inner, defect)),
         missing: &[
             Need::SendWithImmediate,
             Need::Handover,

@@ -1,118 +1,146 @@
-//! Providers that forward most calls to another one. Such a provider implements [`Delegate`] with
-//! the methods that it changes, and is used as [`Delegated`].
+//! Macros that write the methods of `Provider` for providers that forward most calls to another
+//! one, and for roles. `pass` has all of these methods, written out.
 
-use std::net::{IpAddr, SocketAddr};
-use std::{ops::Range, os::fd::RawFd, sync::Arc, time::Instant};
+pub(crate) use std::net::{IpAddr, SocketAddr};
+pub(crate) use std::{ops::Range, os::fd::RawFd, sync::Arc, time::Instant};
 
-use rdma_transport::roles::*;
-use rdma_transport::*;
+pub(crate) use rdma_transport::roles::*;
+pub(crate) use rdma_transport::*;
 
-type Post<T> = std::result::Result<T, PostError>;
+/// The result of posting a chain.
+pub(crate) type Post<T> = std::result::Result<T, PostError>;
 
-/// The methods of [`Provider`], each of which forwards its call to another provider. The roles are
-/// not forwarded: a provider that replaces handles would have to replace them in the roles, too.
-///
-/// # Safety
-/// The rules of [`Provider`] apply.
-#[allow(missing_docs, reason = "the methods are those of `Provider`")]
-pub unsafe trait Delegate: Send + std::fmt::Debug {
-    /// The type of the provider to which calls are forwarded.
-    type Inner: Provider;
-    /// Returns the provider to which calls are forwarded.
-    fn inner(&self) -> &Self::Inner;
-    /// Returns the provider to which calls are forwarded.
-    fn inner_mut(&mut self) -> &mut Self::Inner;
-
-    fn name(&self) -> &'static str { self.inner().name() }
-    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.inner().device(device) }
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> { self.inner_mut().device_at(address) }
-    fn channel(&self, channel: Channel) -> Result<RawFd> { self.inner().channel(channel) }
-    fn next_deadline(&self) -> Option<Instant> { self.inner().next_deadline() }
-    fn progress(&mut self, now: Instant, drive: Drive) -> bool { self.inner_mut().progress(now, drive) }
-    fn listen(&mut self, at: SocketAddr, options: &ListenParam) -> Result<CmId> { self.inner_mut().listen(at, options) }
-    fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.inner().local_address(id) }
-    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.inner_mut().resolve(peer, options, deadline)
-    }
-    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> { self.inner_mut().connect(id, param) }
-    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> { self.inner_mut().accept(id, param, now) }
-    fn reject(&mut self, id: CmId, data: &[u8], now: Instant) -> Result<()> { self.inner_mut().reject(id, data, now) }
-    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> { self.inner_mut().disconnect(id, now) }
-    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> { self.inner_mut().destroy_id(id, now) }
-    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> { self.inner_mut().next_cm_event(now) }
-    fn register(&mut self, on: DeviceId, of: &Arc<Memory>, at: Range<usize>, access: Access) -> Result<MemoryRegion> {
-        self.inner_mut().register(on, of, at, access)
-    }
-    fn deregister(&mut self, region: MrId) -> Result<()> { self.inner_mut().deregister(region) }
-    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> { self.inner_mut().create_cq(device, attr) }
-    fn destroy_cq(&mut self, cq: CqId) -> Result<()> { self.inner_mut().destroy_cq(cq) }
-    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> { self.inner_mut().create_qp(id, attr) }
-    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> Post<()> { self.inner_mut().post_recv(qp, chain) }
-    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> Post<Posted> { self.inner_mut().post_send(qp, chain) }
-    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> { self.inner_mut().poll_cq(cq, max, out) }
-    fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> { self.inner_mut().req_notify(cq, notify) }
-    fn next_completion_event(&mut self, on: DeviceId) -> Result<Option<CqId>> { self.inner_mut().next_completion_event(on) }
-    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> { None }
-    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> { None }
-    fn liveness(&self) -> Option<&dyn Liveness> { None }
-    fn extensions(&mut self) -> Option<&mut dyn Extensions> { None }
-    fn handover(&mut self) -> Option<&mut dyn Handover> { None }
-    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> { None }
-    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> { None }
-    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> { None }
-    fn adapter(&self) -> Option<&dyn Adapter> { None }
-    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { None }
-    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { None }
-    fn exchange(&mut self) -> Option<&mut dyn Exchange> { None }
-    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> { None }
+/// Writes the named methods, each of which forwards its call to a field:
+/// `delegate!(self.inner: name device)`. If a role is named, the provider has that of the field.
+macro_rules! delegate {
+    (self.$field:tt: $($method:ident)+) => { $( $crate::delegate::delegate!(@$method $field); )+ };
+    (@name $f:tt) => {
+        fn name(&self) -> &'static str { self.$f.name() }
+    };
+    (@device $f:tt) => {
+        fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.$f.device(device) }
+    };
+    (@device_at $f:tt) => {
+        fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> { self.$f.device_at(address) }
+    };
+    (@channel $f:tt) => {
+        fn channel(&self, channel: Channel) -> Result<RawFd> { self.$f.channel(channel) }
+    };
+    (@next_deadline $f:tt) => {
+        fn next_deadline(&self) -> Option<Instant> { self.$f.next_deadline() }
+    };
+    (@progress $f:tt) => {
+        fn progress(&mut self, now: Instant, drive: Drive) -> bool { self.$f.progress(now, drive) }
+    };
+    (@listen $f:tt) => {
+        fn listen(&mut self, at: SocketAddr, options: &ListenParam) -> Result<CmId> { self.$f.listen(at, options) }
+    };
+    (@local_address $f:tt) => {
+        fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.$f.local_address(id) }
+    };
+    (@resolve $f:tt) => {
+        fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> { self.$f.resolve(peer, options, deadline) }
+    };
+    (@connect $f:tt) => {
+        fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> { self.$f.connect(id, param) }
+    };
+    (@accept $f:tt) => {
+        fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> { self.$f.accept(id, param, now) }
+    };
+    (@reject $f:tt) => {
+        fn reject(&mut self, id: CmId, data: &[u8], now: Instant) -> Result<()> { self.$f.reject(id, data, now) }
+    };
+    (@disconnect $f:tt) => {
+        fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> { self.$f.disconnect(id, now) }
+    };
+    (@destroy_id $f:tt) => {
+        fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> { self.$f.destroy_id(id, now) }
+    };
+    (@next_cm_event $f:tt) => {
+        fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> { self.$f.next_cm_event(now) }
+    };
+    (@register $f:tt) => {
+        fn register(&mut self, on: DeviceId, of: &Arc<Memory>, at: Range<usize>, access: Access) -> Result<MemoryRegion> { self.$f.register(on, of, at, access) }
+    };
+    (@deregister $f:tt) => {
+        fn deregister(&mut self, region: MrId) -> Result<()> { self.$f.deregister(region) }
+    };
+    (@create_cq $f:tt) => {
+        fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> { self.$f.create_cq(device, attr) }
+    };
+    (@destroy_cq $f:tt) => {
+        fn destroy_cq(&mut self, cq: CqId) -> Result<()> { self.$f.destroy_cq(cq) }
+    };
+    (@create_qp $f:tt) => {
+        fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> { self.$f.create_qp(id, attr) }
+    };
+    (@post_recv $f:tt) => {
+        fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> Post<()> { self.$f.post_recv(qp, chain) }
+    };
+    (@post_send $f:tt) => {
+        fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> Post<Posted> { self.$f.post_send(qp, chain) }
+    };
+    (@poll_cq $f:tt) => {
+        fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> { self.$f.poll_cq(cq, max, out) }
+    };
+    (@req_notify $f:tt) => {
+        fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> { self.$f.req_notify(cq, notify) }
+    };
+    (@next_completion_event $f:tt) => {
+        fn next_completion_event(&mut self, on: DeviceId) -> Result<Option<CqId>> { self.$f.next_completion_event(on) }
+    };
+    (@$role:ident $f:tt) => { $crate::delegate::role!($role inner $f); };
 }
 
-/// The provider that a [`Delegate`] is.
-#[derive(Debug)]
-pub struct Delegated<D>(pub D);
-
-// SAFETY: all calls are forwarded to the delegate, which follows the rules.
-unsafe impl<D: Delegate> Provider for Delegated<D> {
-    fn name(&self) -> &'static str { self.0.name() }
-    fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.0.device(device) }
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> { self.0.device_at(address) }
-    fn channel(&self, channel: Channel) -> Result<RawFd> { self.0.channel(channel) }
-    fn next_deadline(&self) -> Option<Instant> { self.0.next_deadline() }
-    fn progress(&mut self, now: Instant, drive: Drive) -> bool { self.0.progress(now, drive) }
-    fn listen(&mut self, at: SocketAddr, options: &ListenParam) -> Result<CmId> { self.0.listen(at, options) }
-    fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.0.local_address(id) }
-    fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
-        self.0.resolve(peer, options, deadline)
-    }
-    fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> { self.0.connect(id, param) }
-    fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> { self.0.accept(id, param, now) }
-    fn reject(&mut self, id: CmId, data: &[u8], now: Instant) -> Result<()> { self.0.reject(id, data, now) }
-    fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> { self.0.disconnect(id, now) }
-    fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> { self.0.destroy_id(id, now) }
-    fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> { self.0.next_cm_event(now) }
-    fn register(&mut self, on: DeviceId, of: &Arc<Memory>, at: Range<usize>, access: Access) -> Result<MemoryRegion> {
-        self.0.register(on, of, at, access)
-    }
-    fn deregister(&mut self, region: MrId) -> Result<()> { self.0.deregister(region) }
-    fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> { self.0.create_cq(device, attr) }
-    fn destroy_cq(&mut self, cq: CqId) -> Result<()> { self.0.destroy_cq(cq) }
-    fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> { self.0.create_qp(id, attr) }
-    fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> Post<()> { self.0.post_recv(qp, chain) }
-    fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> Post<Posted> { self.0.post_send(qp, chain) }
-    fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> { self.0.poll_cq(cq, max, out) }
-    fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()> { self.0.req_notify(cq, notify) }
-    fn next_completion_event(&mut self, on: DeviceId) -> Result<Option<CqId>> { self.0.next_completion_event(on) }
-    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> { self.0.shared_receives() }
-    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> { self.0.remote_keys() }
-    fn liveness(&self) -> Option<&dyn Liveness> { self.0.liveness() }
-    fn extensions(&mut self) -> Option<&mut dyn Extensions> { self.0.extensions() }
-    fn handover(&mut self) -> Option<&mut dyn Handover> { self.0.handover() }
-    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> { self.0.off_loop_registration() }
-    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> { self.0.foreign_memory() }
-    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> { self.0.datagrams() }
-    fn adapter(&self) -> Option<&dyn Adapter> { self.0.adapter() }
-    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { self.0.immediate_sends() }
-    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { self.0.shared_memory() }
-    fn exchange(&mut self) -> Option<&mut dyn Exchange> { self.0.exchange() }
-    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> { self.0.device_events() }
+/// Writes the methods of the named roles: `own` are those that the provider implements, and `none`
+/// those that it does not have.
+macro_rules! roles {
+    ($how:ident: $($role:ident)+) => { $( $crate::delegate::role!($role $how); )+ };
 }
+
+macro_rules! role {
+    (shared_receives $($how:tt)+) => {
+        fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> { $crate::delegate::role!(@$($how)+ self shared_receives) }
+    };
+    (remote_keys $($how:tt)+) => {
+        fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> { $crate::delegate::role!(@$($how)+ self remote_keys) }
+    };
+    (liveness $($how:tt)+) => {
+        fn liveness(&self) -> Option<&dyn Liveness> { $crate::delegate::role!(@$($how)+ self liveness) }
+    };
+    (extensions $($how:tt)+) => {
+        fn extensions(&mut self) -> Option<&mut dyn Extensions> { $crate::delegate::role!(@$($how)+ self extensions) }
+    };
+    (handover $($how:tt)+) => {
+        fn handover(&mut self) -> Option<&mut dyn Handover> { $crate::delegate::role!(@$($how)+ self handover) }
+    };
+    (off_loop_registration $($how:tt)+) => {
+        fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> { $crate::delegate::role!(@$($how)+ self off_loop_registration) }
+    };
+    (foreign_memory $($how:tt)+) => {
+        fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> { $crate::delegate::role!(@$($how)+ self foreign_memory) }
+    };
+    (datagrams $($how:tt)+) => {
+        fn datagrams(&mut self) -> Option<&mut dyn Datagrams> { $crate::delegate::role!(@$($how)+ self datagrams) }
+    };
+    (adapter $($how:tt)+) => {
+        fn adapter(&self) -> Option<&dyn Adapter> { $crate::delegate::role!(@$($how)+ self adapter) }
+    };
+    (immediate_sends $($how:tt)+) => {
+        fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { $crate::delegate::role!(@$($how)+ self immediate_sends) }
+    };
+    (shared_memory $($how:tt)+) => {
+        fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { $crate::delegate::role!(@$($how)+ self shared_memory) }
+    };
+    (exchange $($how:tt)+) => {
+        fn exchange(&mut self) -> Option<&mut dyn Exchange> { $crate::delegate::role!(@$($how)+ self exchange) }
+    };
+    (device_events $($how:tt)+) => {
+        fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> { $crate::delegate::role!(@$($how)+ self device_events) }
+    };
+    (@none $self:ident $role:ident) => { None };
+    (@own $self:ident $role:ident) => { Some($self) };
+    (@inner $f:tt $self:ident $role:ident) => { $self.$f.$role() };
+}
+
+pub(crate) use {delegate, role, roles};

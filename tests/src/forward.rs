@@ -1,34 +1,12 @@
 //! A provider that forwards calls to another one, for tests. It can hide features, change limits, record settings, and make calls fail.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
-use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
 
-use rdma_reactor::transport::caps::{Capabilities, Features};
-use rdma_reactor::transport::cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenParam, PathOptions, ReadDepth,
-    Retries,
-};
-use rdma_reactor::transport::cq::{CqAttr, Notify};
-use rdma_reactor::transport::event::{AsyncEvent, DeviceEventKind};
-use rdma_reactor::transport::mem::Memory;
-use rdma_reactor::transport::mr::{MemoryRegion, MrId};
-use rdma_reactor::transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
-use rdma_reactor::transport::qp::{QpAttr, QpId, SrqId};
-use rdma_reactor::transport::roles::{
-    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
-};
-use rdma_reactor::transport::slab::Key;
-use rdma_reactor::transport::srq::SrqAttr;
-use rdma_reactor::transport::wc::WorkCompletion;
-use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
-use rdma_reactor::transport::{Access, Result, TransportError};
 use rdma_reactor::{Config, Reactor};
+use rdma_transport::slab::Key;
 
+use crate::delegate::*;
 use crate::gate::{Call, Failure, Gate, Said, Unresolved};
 use crate::parts::{embedded, reactor_on, reactor_on_all};
 
@@ -285,6 +263,7 @@ const HAS_ROLES: &str = "a provider with shared receives, remote keys, liveness 
 // SAFETY: calls are forwarded to the inner provider, and its answers are returned unchanged. A call that fails here is not forwarded, so it
 // posts, registers or destroys nothing. If posting a chain fails, exactly the work requests that the error counts as posted are posted.
 unsafe impl Provider for Forward {
+    delegate!(self.inner: device_at next_deadline local_address datagrams shared_memory);
     fn name(&self) -> &'static str {
         "forward"
     }
@@ -292,17 +271,11 @@ unsafe impl Provider for Forward {
         let there = !self.gate.is_unplugged() || !self.ids.is_empty();
         (device == DeviceId(0) && there).then_some(&self.info)
     }
-    fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.inner.device_at(address)
-    }
     fn channel(&self, channel: Channel) -> Result<RawFd> {
         if matches!(channel, Channel::Completions(_)) {
             self.pass(Call::CompletionChannel, "ibv_create_comp_channel")?;
         }
         self.inner.channel(channel)
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
     }
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         self.gate.pass(Call::Progress);
@@ -317,9 +290,6 @@ unsafe impl Provider for Forward {
         let listener = self.inner.listen(address, options)?;
         self.first_listener.get_or_insert(listener);
         Ok(self.opened(listener))
-    }
-    fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        self.inner.local_address(id)
     }
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         self.record.note(Asked::Resolve(options.clone()));
@@ -488,46 +458,15 @@ unsafe impl Provider for Forward {
         self.pass(Call::NextCompletionEvent, "ibv_get_cq_event")?;
         self.inner.next_completion_event(device)
     }
-    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
-        Some(self)
-    }
-    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
-        Some(self)
-    }
-    fn liveness(&self) -> Option<&dyn Liveness> {
-        Some(self)
-    }
-    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
-        Some(self)
-    }
-    fn handover(&mut self) -> Option<&mut dyn Handover> {
-        None
-    }
-    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
-        None
-    }
-    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
-        Some(self)
-    }
-    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        self.inner.datagrams()
-    }
-    fn adapter(&self) -> Option<&dyn Adapter> {
-        Some(self)
-    }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
         // If the next message must invalidate a key, this method returns `None`, so that the message is posted as a work request.
         if self.gate.is_to_take_key() { None } else { self.inner.immediate_sends() }
     }
-    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
-        self.inner.shared_memory()
-    }
-    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
-        None
-    }
-    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
-        Some(self)
-    }
+    roles!(
+        own:
+        shared_receives remote_keys liveness extensions foreign_memory adapter device_events
+    );
+    roles!(none: handover off_loop_registration exchange);
 }
 
 impl SharedReceives for Forward {

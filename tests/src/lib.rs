@@ -5,7 +5,7 @@ pub mod capture;
 pub mod conformance;
 pub mod contract;
 #[rustfmt::skip] // The file has the compact layout of `pass`.
-pub mod delegate;
+mod delegate;
 pub mod device;
 pub mod ends;
 #[rustfmt::skip] // The file has the compact layout of `pass`.

@@ -5,21 +5,11 @@
 //! so the defects cannot make references invalid.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
-use rdma_transport::cq::{CqAttr, Notify};
 use rdma_transport::mem::EntryAccess;
-use rdma_transport::mr::MrId;
-use rdma_transport::provider::{CqId, DeviceId, PostError, Posted, Provider};
-use rdma_transport::qp::{QpAttr, QpId};
-use rdma_transport::roles::{Extensions, ImmediateSends, Liveness, RemoteKeys, SharedMemory, SharedReceives};
 use rdma_transport::slab::Key;
-use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
-use rdma_transport::wr::{RecvWr, SendFlags, SendWr};
-use rdma_transport::{Result, TransportError};
 
-use crate::delegate::Delegate;
+use crate::delegate::*;
 
 /// A deliberate defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,14 +162,12 @@ impl<P: Provider> Mutant<P> {
 
 // SAFETY: calls are forwarded. The defects violate the contract, but the only user, the conformance suite, never gets references to the
 // memory.
-unsafe impl<P: Provider> Delegate for Mutant<P> {
-    type Inner = P;
-    fn inner(&self) -> &P {
-        &self.inner
-    }
-    fn inner_mut(&mut self) -> &mut P {
-        &mut self.inner
-    }
+unsafe impl<P: Provider> Provider for Mutant<P> {
+    delegate!(
+        self.inner:
+        device device_at channel next_deadline progress listen local_address resolve connect accept
+        disconnect register shared_receives extensions immediate_sends shared_memory
+    );
     fn name(&self) -> &'static str {
         "mutant"
     }
@@ -327,24 +315,11 @@ unsafe impl<P: Provider> Delegate for Mutant<P> {
         self.again = event.filter(|_| self.is(Defect::ArmedForEver));
         Ok(event)
     }
-    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
-        self.inner.shared_receives()
-    }
-    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
-        Some(self)
-    }
-    fn liveness(&self) -> Option<&dyn Liveness> {
-        Some(self)
-    }
-    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
-        self.inner.extensions()
-    }
-    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
-        self.inner.immediate_sends()
-    }
-    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
-        self.inner.shared_memory()
-    }
+    roles!(own: remote_keys liveness);
+    roles!(
+        none:
+        handover off_loop_registration foreign_memory datagrams adapter exchange device_events
+    );
 }
 
 impl<P: Provider> RemoteKeys for Mutant<P> {

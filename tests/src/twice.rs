@@ -2,15 +2,10 @@
 //! the handle of the first. Calls with this handle apply to the second object. Events and completions of both objects carry this handle.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{sync::Arc, time::Instant};
 
-use crate::delegate::Delegate;
+use crate::delegate::*;
 use rdma_transport::slab::Key;
-use rdma_transport::*;
-
-type Post<T> = std::result::Result<T, PostError>;
 
 /// The kind of handle that is assigned twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +49,11 @@ impl<P: Provider> Twice<P> {
 
 // SAFETY: calls are forwarded. A handle that is assigned twice violates promise 6 of the contract. Each post still reaches a queue pair of
 // the inner provider and completes there. The inner provider keeps all other promises.
-unsafe impl<P: Provider> Delegate for Twice<P> {
-    type Inner = P;
-    fn inner(&self) -> &P { &self.inner }
-    fn inner_mut(&mut self) -> &mut P { &mut self.inner }
+unsafe impl<P: Provider> Provider for Twice<P> {
+    delegate!(
+        self.inner:
+        name device device_at channel next_deadline progress listen register deregister
+    );
     fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.inner.local_address(self.id(id)) }
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         let id = self.inner.resolve(peer, options, deadline)?;
@@ -97,4 +93,9 @@ unsafe impl<P: Provider> Delegate for Twice<P> {
         let cq = self.inner.next_completion_event(on)?;
         Ok(cq.map(|cq| CqId(self.cqs.outer(cq.0))))
     }
+    roles!(
+        none:
+        shared_receives remote_keys liveness extensions handover off_loop_registration
+        foreign_memory datagrams adapter immediate_sends shared_memory exchange device_events
+    );
 }

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use rdma_reactor::transport::Features;
 use rdma_reactor::{Config, Error, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
-use rdma_reactor_tests::delegate::Delegated;
 use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::{Call, Gate};
 use rdma_reactor_tests::patience::patient;
@@ -67,7 +66,7 @@ fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
             // Completion queues of this length have room for one connection only, so each connection gets its own completion queue.
             let config = config().completions(|completions| completions.queue = Some(130));
             let poller = Box::new(MioPoller::new().expect("a poller"));
-            let parts = Parts { providers: vec![Box::new(Delegated(twice))], poller, clock: Box::new(SystemClock) };
+            let parts = Parts { providers: vec![Box::new(twice)], poller, clock: Box::new(SystemClock) };
             p.client = Reactor::with_parts(config, parts).expect("a reactor");
             let conn = p.connect();
             p.client.context().send(conn, b"before").expect("room");

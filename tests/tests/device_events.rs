@@ -12,7 +12,6 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::conformance::harness::Probe;
 use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, message};
-use rdma_reactor_tests::delegate::Delegated;
 use rdma_reactor_tests::gate::{Gate, Said};
 use rdma_reactor_tests::life::{Ended, How, Kind, Program, config};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
@@ -362,7 +361,7 @@ fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     };
     let inner = Iwarp::new(IwarpConfig::default(), SimNet::new(0, Arc::clone(fabric)), entropy(0));
     let inner = inner.expect("default settings");
-    let provider = Delegated(HardwareProvider::new(inner, 0, Arc::clone(fabric), options, Rng::new(0, "hardware")));
+    let provider = HardwareProvider::new(inner, 0, Arc::clone(fabric), options, Rng::new(0, "hardware"));
     let parts = Parts {
         providers: vec![Box::new(provider)],
         poller: Box::new(SimPoller::new(0, Arc::clone(fabric))),

@@ -18,7 +18,6 @@ use rdma_reactor::{
     PeerIdentity, Reactor, RegionOptions, SecurityError, SecurityMode, SendErrorKind, SendId, Wait,
 };
 use rdma_reactor_tests::conformance::harness::now;
-use rdma_reactor_tests::delegate::Delegated;
 use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::{Call, Failure, Gate};
 use rdma_reactor_tests::identities::security;
@@ -234,8 +233,7 @@ fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
         let iwarp = Iwarp::new(IwarpConfig::default(), SimNet::new(node, Arc::clone(&fabric)), entropy(node));
         let (iwarp, rng) = (iwarp.expect("default settings"), Rng::new(seed ^ node as u64, "hasty"));
         let mut parts = parts(node, &fabric);
-        parts.providers =
-            vec![Box::new(Delegated(HardwareProvider::new(iwarp, node, Arc::clone(&fabric), HASTY, rng)))];
+        parts.providers = vec![Box::new(HardwareProvider::new(iwarp, node, Arc::clone(&fabric), HASTY, rng))];
         let reactor = Reactor::with_parts(config.clone(), parts).expect("settings in range");
         Node::new(reactor, Box::new(brief.clone()))
     };

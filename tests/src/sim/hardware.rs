@@ -10,27 +10,14 @@
 //! key (`Hardware::keeps`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
-use std::sync::Arc;
-use std::time::Instant;
 
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
-use rdma_transport::cq::{CqAttr, Notify};
-use rdma_transport::mem::Memory;
-use rdma_transport::mr::{Access, MemoryRegion, MrId};
-use rdma_transport::provider::{CqId, DeviceId, Drive, PostError, Posted, Provider};
-use rdma_transport::qp::QpId;
-use rdma_transport::roles::{Extensions, Liveness, RemoteKeys};
 use rdma_transport::slab::Key;
-use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
-use rdma_transport::wr::{RecvWr, SendOp, SendWr, SgeList};
-use rdma_transport::{Result, TransportError};
 use rdma_transport_embedded::iwarp::net::NetChannel;
 
 use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
 use super::swarm::{HardwareOptions, MS};
-use crate::delegate::Delegate;
+use crate::delegate::*;
 
 /// A work queue: the queue pair, and the kind of work. Completions of one work queue stay in order. RDMA Reads have a separate work queue.
 /// As in siw, a send may complete before an RDMA Read that was posted earlier.
@@ -433,16 +420,11 @@ impl<P: Provider> HardwareProvider<P> {
 }
 
 // SAFETY: every call is forwarded to the inner provider. Completions are only delayed or dropped, never added.
-unsafe impl<P: Provider> Delegate for HardwareProvider<P> {
-    type Inner = P;
-
-    fn inner(&self) -> &P {
-        &self.inner
-    }
-
-    fn inner_mut(&mut self) -> &mut P {
-        &mut self.inner
-    }
+unsafe impl<P: Provider> Provider for HardwareProvider<P> {
+    delegate!(
+        self.inner:
+        name device device_at channel next_deadline listen local_address resolve reject create_qp
+    );
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.inner.progress(now, drive);
@@ -601,10 +583,6 @@ unsafe impl<P: Provider> Delegate for HardwareProvider<P> {
         Ok(lock(&self.fabric).ports[self.node].hardware.events.pop_front())
     }
 
-    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
-        Some(self)
-    }
-
     fn liveness(&self) -> Option<&dyn Liveness> {
         if self.options.extensions { Some(self) } else { None }
     }
@@ -612,6 +590,13 @@ unsafe impl<P: Provider> Delegate for HardwareProvider<P> {
     fn extensions(&mut self) -> Option<&mut dyn Extensions> {
         if self.options.extensions { Some(self) } else { None }
     }
+
+    roles!(own: remote_keys);
+    roles!(
+        none:
+        shared_receives handover off_loop_registration foreign_memory datagrams adapter
+        immediate_sends shared_memory exchange device_events
+    );
 }
 
 impl<P: Provider> RemoteKeys for HardwareProvider<P> {

@@ -4,35 +4,18 @@
 //! In each id, the lowest bit of the slot is the number of the device.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
-use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use rdma_reactor::{Edge, Interest, Parts, Poller, Wake};
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
-use rdma_transport::cq::{CqAttr, Notify};
-use rdma_transport::error::{Result, TransportError};
-use rdma_transport::event::AsyncEvent;
-use rdma_transport::mem::Memory;
-use rdma_transport::mr::{Access, MemoryRegion, MrId};
-use rdma_transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
-use rdma_transport::qp::{QpAttr, QpId, SrqId};
-use rdma_transport::roles::{
-    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
-    OffLoopRegistration, RemoteKeys, SharedMemory, SharedReceives,
-};
 use rdma_transport::slab::Key;
-use rdma_transport::srq::SrqAttr;
-use rdma_transport::wc::WorkCompletion;
-use rdma_transport::wr::{RecvWr, RemoteAddress, SendWr, Sge};
 use rdma_transport_embedded::iwarp::{Iwarp, IwarpConfig};
 
 use super::fabric::Shared;
 use super::net::{SimNet, descriptor};
 use super::poller::{SimClock, SimPoller};
 use super::rng::Rng;
+use crate::delegate::*;
 use crate::forward::Forward;
 use crate::gate::Gate;
 
@@ -286,45 +269,11 @@ unsafe impl Provider for Twins {
         let (side, provider) = self.device_mut(device)?;
         Ok(provider.next_completion_event(DeviceId(0))?.map(|cq| CqId(outer(side, cq.0))))
     }
-    fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
-        Some(self)
-    }
-    fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys> {
-        Some(self)
-    }
-    fn liveness(&self) -> Option<&dyn Liveness> {
-        Some(self)
-    }
-    fn extensions(&mut self) -> Option<&mut dyn Extensions> {
-        Some(self)
-    }
-    fn handover(&mut self) -> Option<&mut dyn Handover> {
-        None
-    }
-    fn off_loop_registration(&mut self) -> Option<&mut dyn OffLoopRegistration> {
-        None
-    }
-    fn foreign_memory(&mut self) -> Option<&mut dyn ForeignMemory> {
-        None
-    }
-    fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        None
-    }
-    fn adapter(&self) -> Option<&dyn Adapter> {
-        Some(self)
-    }
-    fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
-        Some(self)
-    }
-    fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
-        None
-    }
-    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
-        None
-    }
-    fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
-        Some(self)
-    }
+    roles!(
+        own:
+        shared_receives remote_keys liveness extensions adapter immediate_sends device_events
+    );
+    roles!(none: handover off_loop_registration foreign_memory datagrams shared_memory exchange);
 }
 
 impl SharedReceives for Twins {

@@ -25,7 +25,6 @@ use super::rng::{Rng, mix};
 use super::swarm::{MS, NodeOptions, Options};
 use super::threads::{Said, Threads};
 use super::trace::Trace;
-use crate::delegate::Delegated;
 
 /// The virtual time within which all work must complete after the last fault, in ns.
 const PATIENCE: u64 = 30_000 * MS;
@@ -209,7 +208,7 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
         None => Box::new(iwarp),
         Some(hardware) => {
             let rng = Rng::new(mix(seed) ^ node as u64, "hardware");
-            Box::new(Delegated(HardwareProvider::new(iwarp, node, Arc::clone(fabric), hardware.clone(), rng)))
+            Box::new(HardwareProvider::new(iwarp, node, Arc::clone(fabric), hardware.clone(), rng))
         }
     }
 }
