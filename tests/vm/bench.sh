@@ -41,7 +41,8 @@ fail() {
 }
 
 # pair SERVER... -- CLIENT...: runs both on one port; PORT is the port. The client's output is left in $logs/client.
-# perftest and rstream get three attempts: perftest crashes if its connect is rejected, which a slow guest has seen.
+# perftest and rstream get three attempts: perftest crashes if its connect is rejected, which has
+# happened in a slow guest.
 pair() {
     local attempts=3 status
     [ "$1" != "$ours" ] || attempts=1

@@ -258,8 +258,8 @@ impl TaskHandler {
         self.change(conn, |shared, ready| shared.state.borrow_mut().room_waiters.notify(cx, conn, ready));
     }
 
-    /// Returns the queue in which tasks wait until the caller of a request has cancelled the call, or
-    /// the connection has ended. Returns `None` if one of the two has happened.
+    /// Returns the queue in which tasks wait until the caller of a request has cancelled the call,
+    /// or the connection has ended. Returns `None` if one of the two has happened.
     pub(super) fn cancellation(&mut self, cx: &mut Context<'_>, request: RequestId) -> Option<Cancellation> {
         let conn = request.connection();
         cx.connection(conn).peer_address()?;
